@@ -42,13 +42,13 @@ fn store(row: u32, threshold: f32) {
     out[row] = threshold;
 }
 
-// Returns a word that orders numbers.
-fn key_of(number: f32) -> u32 {
-    let bits = bitcast<u32>(number);
+// Returns a key with the order of the logits.
+fn key_of(logit: f32) -> u32 {
+    let bits = bitcast<u32>(logit);
     return select(bits ^ 0x80000000u, ~bits, bits >= 0x80000000u);
 }
 
-fn number_of(key: u32) -> f32 {
+fn logit_of(key: u32) -> f32 {
     return bitcast<f32>(select(~key, key ^ 0x80000000u, key >= 0x80000000u));
 }
 
@@ -135,11 +135,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var first = 0x007fffffu;
     if (divisor == 0.0) {
         if (local == 0u) {
-            store(row, number_of(first));
+            store(row, logit_of(first));
         }
         return;
     }
-    var own = number_of(first);
+    var own = logit_of(first);
     for (var j = local; j < LENGTH; j += THREADS) {
         own = max(own, load(start + j));
     }
@@ -156,11 +156,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
         join(local, weight, 0.0, 0.0);
-        first = search(local, start, first, p * sums[0], most, divisor, false);
+        // The weight of the largest logit is 1, so it is kept in any case.
+        first = search(local, start, first, max(p * sums[0], 1e-30), most, divisor, false);
     }
-    var least = number_of(first);
+    var least = logit_of(first);
     if (m > 0.0) {
-        least = max(least, most + divisor * log(m));
+        // The logarithm of 1 may be rounded to more than 0.
+        least = min(max(least, most + divisor * log(m)), most);
     }
     if (local == 0u) {
         store(row, least);

@@ -66,8 +66,11 @@ impl CpuDevice {
     }
 
     /// Runs `job(task)` for every task in `0..tasks` on the threads of the device, and returns when all have ended. Devices
-    /// with the same number of threads share them. A session of such a device computes within a task on the thread of this
-    /// task alone: several small sessions are faster at the same time than one after the other with all threads.
+    /// with the same number of threads share them. Inside a task, a session of such a device computes on the thread of this task
+    /// only. Several small sessions then finish sooner than one after the other.
+    ///
+    /// A task must not wait for another thread that uses a session of such a device, and must not use a device with another
+    /// number of threads: both may wait forever.
     ///
     /// # Panics
     /// If a task panics.

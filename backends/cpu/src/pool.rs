@@ -58,6 +58,9 @@ impl Job {
     }
 }
 
+/// Size of the stack of a worker, which may compile graphs within a task.
+const STACK: usize = 8 << 20;
+
 struct PoolState {
     /// Job number, `OPEN`, `CALLER_SLEEPS` and the number of workers inside the job. They are in one word, so that
     /// joining and closing a job cannot overlap.
@@ -141,6 +144,7 @@ impl ThreadPool {
             let shared = Arc::clone(&shared);
             let started = thread::Builder::new()
                 .name(format!("cpu-{worker}"))
+                .stack_size(STACK)
                 .spawn(move || serve(&shared, worker));
             match started {
                 Ok(handle) => workers.push(handle),

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     ignore: Vec<String>,
 
     /// Type of a column, instead of the guessed one: number, category, date, date:FORMAT such as date:%d/%m/%Y, or text:N,
-    /// which hashes its words to N features (text: 64). May be repeated.
+    /// which hashes its words to N features (`text` uses 64). May be repeated.
     #[arg(long = "type", value_name = "COLUMN=TYPE", value_parser = column_type)]
     types: Vec<(String, TypeChoice)>,
 
@@ -95,12 +95,29 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let table = RawTable::read(&args.file, &options.format)?;
     let profile = profile_table(&table, &options)?;
+    check_text_options(&profile, &options.format)?;
     if args.json {
         line(serde_json::to_value(&profile)?)?;
     } else {
         print(&profile, usize::MAX)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses options for text if the file is Parquet.
+pub(super) fn check_text_options(profile: &TableProfile, format: &TableFormat) -> Result<(), String> {
+    let given = [
+        ("--encoding", format.encoding.is_some()),
+        ("--delimiter", format.delimiter.is_some()),
+        ("--decimal", format.decimal.is_some()),
+        ("--header", format.header != Header::Auto),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) if profile.encoding.is_none() => {
+            Err(format!("{option} does not work with a Parquet file: {}", profile.name))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Prints the report on a table, with at most `most` columns.

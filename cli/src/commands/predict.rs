@@ -46,6 +46,10 @@ pub(super) struct ModelAndExamples {
     #[arg(long, conflicts_with = "npz")]
     drop_missing: bool,
 
+    /// Character encoding of the CSV file, such as windows-1252 [default: guessed]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["npz", "image", "images"])]
+    encoding: Option<TextEncoding>,
+
     /// Name of the array of features in the .npz file.
     #[arg(long, value_name = "NAME", default_value = "x", conflicts_with = "csv")]
     x: String,
@@ -221,7 +225,7 @@ fn csv(path: &Path, args: &ModelAndExamples, model: &Model, labels: bool, keep: 
         drop_missing: args.drop_missing,
         ignore_target: !labels,
     };
-    let cells = model.read_cells(path)?;
+    let cells = model.read_cells(path, args.encoding)?;
     let rows = model.table_rows(&cells, options)?;
     let kept = |name: &String| {
         let column = cells.column(&Column::name(name))?;

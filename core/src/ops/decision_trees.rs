@@ -139,7 +139,12 @@ impl Operator for DecisionTrees {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        call.attrs.size("depth")?;
+        let (depth, nodes) = (call.attrs.size("depth")?, call.inputs[2].numel());
+        if depth > nodes {
+            return Err(format!(
+                "expected a depth of at most {nodes}, the number of nodes, found {depth}"
+            ));
+        }
         call.attrs.bool("strict")?;
         Ok(vec![TensorType::new(DType::U32, Shape::new(&check(call)?)?)])
     }
@@ -160,9 +165,10 @@ impl Operator for DecisionTrees {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        let steps = call.attrs.size("depth").unwrap_or(1) * call.outputs[0].numel();
+        let depth = call.attrs.size("depth").unwrap_or(1) as u64;
+        let steps = depth.saturating_mul(call.outputs[0].numel() as u64);
         Cost {
-            flops: 6 * steps as u64,
+            flops: steps.saturating_mul(6),
             ..Cost::streaming(call, 0)
         }
     }

@@ -10,6 +10,9 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct SamplingThreshold;
 
+/// Minimum total weight for top-p, so that the most likely token (weight 1) is kept in any case.
+const LEAST_LIMIT: f64 = 1e-30;
+
 /// Operands after the logits, with their element types.
 const OPTIONS: [(&str, DType); 4] = [
     ("the temperatures", DType::F32),
@@ -56,6 +59,9 @@ fn threshold(logits: &[f64], options: &Options) -> f64 {
     let mut sorted = logits.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
     let most = sorted[0];
+    if most.is_nan() {
+        return most;
+    }
     if options.temperature == 0.0 {
         return f64::NEG_INFINITY;
     }
@@ -68,13 +74,16 @@ fn threshold(logits: &[f64], options: &Options) -> f64 {
         let weights: Vec<f64> = weights
             .map(|logit| ((logit - most) / options.temperature).exp())
             .collect();
-        let limit = options.top_p * weights.iter().sum::<f64>();
+        let limit = (options.top_p * weights.iter().sum::<f64>()).max(LEAST_LIMIT);
         let mut sum = 0.0;
         let enough = |weight: &f64| {
             sum += weight;
             sum >= limit
         };
-        let last = weights.iter().position(enough).unwrap_or(weights.len() - 1);
+        let last = weights
+            .iter()
+            .position(enough)
+            .unwrap_or(weights.len().saturating_sub(1));
         least = sorted[last];
     }
     if options.min_p > 0.0 {
@@ -131,6 +140,8 @@ fn decompose(g: &mut Graph, [logits, temperature, top_k, top_p, min_p]: [Value; 
     let weights = g.select(is_kept, weights, zero);
     let total = g.sum(weights, &[-1], true);
     let limit = g.mul(total, top_p);
+    let least_limit = g.scalar(LEAST_LIMIT as f32);
+    let limit = g.maximum(limit, least_limit);
     let before = g.cumsum(weights, -1, true, false);
     let is_needed = g.less_than(before, limit);
     let is_needed = g.select(is_kept, is_needed, none);
@@ -222,6 +233,8 @@ impl Operator for SamplingThreshold {
             add("min-p", 1.1, 0.0, 1.0, 0.217);
             add("top-k, top-p and min-p", 1.5, 7.0, 0.871, 0.031);
             add("more than all", 1.0, 2000.0, 0.5, 0.0);
+            add("all", 1.0, last as f64, 1.0, 0.0);
+            add("the most likely", 1.0, 0.0, 0.0, 1.0);
         }
         samples
     }

@@ -73,7 +73,7 @@ fn the_device_draws_tokens_with_their_probabilities() {
                 top_p: Some(0.6),
                 ..plain
             },
-            15,
+            8,
         ),
         (
             Sampling {

@@ -355,7 +355,7 @@ fn draft_models_that_do_not_fit_are_refused() {
 
 #[test]
 fn tokens_that_the_device_draws_are_those_of_the_host_where_nothing_is_random() {
-    // Two thirds of these sequences get no draft tokens, because they have penalties.
+    // Two thirds of these sequences have penalties, so the host chooses their tokens.
     let wanted = [alone("llama"), alone("llama")].concat();
     for draft_tokens in [0, 3] {
         let options = EngineOptions {

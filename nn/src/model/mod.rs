@@ -112,7 +112,7 @@ pub use influence::{FeatureGroup, Importance, PartialDependence, mean_and_deviat
 pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
 pub use task::{Preprocessing, Task};
 
-use crate::data::{RawTable, TableReadOptions, TableRows, TableSchema, read_images};
+use crate::data::{RawTable, TableFormat, TableReadOptions, TableRows, TableSchema, TextEncoding, read_images};
 use crate::trainer::Trainer;
 use architecture::Leaf;
 use meganeura_core::files::prepare_folder;
@@ -301,20 +301,24 @@ impl Model {
     /// # Errors
     /// [`ModelError::Features`] for a model that takes no tables; [`ModelError::Data`] as for [`TableSchema::read`].
     pub fn read_table(&self, path: impl AsRef<Path>, options: TableReadOptions) -> Result<TableRows, ModelError> {
-        self.table_rows(&self.read_cells(path)?, options)
+        self.table_rows(&self.read_cells(path, None)?, options)
     }
 
-    /// Reads the cells of a CSV file in the format of the table that the model was trained on, for
-    /// [`table_rows`](Self::table_rows).
+    /// Reads the cells of a file in the format of the table that the model was trained on, for [`table_rows`](Self::table_rows).
+    /// Without an `encoding`, it is guessed.
     ///
     /// # Errors
     /// [`ModelError::Features`] for a model that takes no tables; [`ModelError::Data`] as for [`RawTable::read`].
-    pub fn read_cells(&self, path: impl AsRef<Path>) -> Result<RawTable, ModelError> {
+    pub fn read_cells(&self, path: impl AsRef<Path>, encoding: Option<TextEncoding>) -> Result<RawTable, ModelError> {
         let path = path.as_ref();
         let Ok(schema) = self.schema() else {
             return Err(self.refuse(path, "tables"));
         };
-        Ok(RawTable::read(path, &schema.format())?)
+        let format = TableFormat {
+            encoding,
+            ..schema.format()
+        };
+        Ok(RawTable::read(path, &format)?)
     }
 
     /// Returns the rows of a table in memory, like [`read_table`](Self::read_table).

@@ -1,5 +1,7 @@
 //! Files of tables as programs and people write them. Each gives the right columns or a clear error.
 
+use std::error::Error as _;
+
 use meganeura_nn::data::{
     Column, ColumnType, MissingCells, TableOptions, TableProfile, TableReadOptions, TextEncoding, TrainingTable,
     TypeChoice, parse_table,
@@ -22,7 +24,15 @@ fn options() -> TableOptions {
 }
 
 fn read(bytes: &[u8], options: &TableOptions) -> Result<TrainingTable, String> {
-    parse_table(bytes, "t.csv", options).map_err(|e| e.to_string())
+    parse_table(bytes, "t.csv", options).map_err(|error| {
+        let cause = error.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        format!("{error}{cause}")
+    })
+}
+
+/// Returns a table with Japanese words.
+fn shift_jis() -> &'static [u8] {
+    b"\x96\xbc\x91\x4f,n,y\n\x93\x8c\x8b\x9e\x82\xcc\x89\x77,2,p\n\x91\xe5\x8d\xe3\x82\xcc\x89\x77,4,q\n"
 }
 
 #[test]
@@ -121,6 +131,21 @@ fn files_give_the_right_columns_or_a_clear_error() {
                 &["größe", "straße=Müller-Allee", "straße=Ökonomiestraße"],
                 &[1.5, 1.0, 0.0],
             ),
+        ),
+        (
+            "Shift_JIS",
+            shift_jis().to_vec(),
+            Features(&["名前=大阪の駅", "名前=東京の駅", "n"], &[0.0, 1.0, 2.0]),
+        ),
+        (
+            "a spreadsheet",
+            b"PK\x03\x04\x14\0\x06\0".to_vec(),
+            Error(&["t.csv", "save the table as CSV"]),
+        ),
+        (
+            "names of currencies above numbers",
+            "EUR 2023,USD 2024,y\n1.5,2,p\n3.5,4,q\n".into(),
+            Features(&["EUR 2023", "USD 2024"], &[1.5, 2.0]),
         ),
         (
             "damaged UTF-8",
@@ -251,7 +276,7 @@ fn words_of_texts_are_hashed() {
     assert_eq!(table.profile.columns[0].column_type, ColumnType::Text);
     assert_eq!(table.schema.width(), 17);
     assert_eq!(table.schema.feature_names()[15..], ["subject#15", "n"]);
-    // Upper case and punctuation do not count, the order of words neither.
+    // Upper case, punctuation and the order of words do not count.
     let rows = table.schema.parse(
         &b"subject,n\nwin 8 PRIZES (now),1\n\"now, prizes 8 win\",1\n,1\n"[..],
         "new.csv",
@@ -297,7 +322,7 @@ mod parquet {
 
     use super::{MissingCells, TableOptions, TableReadOptions, options, parse_table, read};
 
-    /// Files of `scripts/write_parquet.py`.
+    /// Files of `scripts/verify-external/make_parquet_fixtures.py`.
     const TYPES: &[u8] = include_bytes!("../data/types.parquet");
     const NESTED: &[u8] = include_bytes!("../data/nested.parquet");
 

@@ -80,7 +80,7 @@ fn compile<const STRICT: bool>(cx: &CompileCx) -> Result<Compiled, String> {
     let blocks = trees.div_ceil(task_trees);
     Ok(Compiled::one(Task {
         tasks: rows.div_ceil(task_rows) * blocks,
-        nanos: 3 * (out.len() * depth) as u64,
+        nanos: (out.len() as u64).saturating_mul(3 * depth as u64),
         body: move |task: usize, _: &RunCx| {
             let first_tree = task % blocks * task_trees;
             let first = task / blocks * task_rows;

@@ -3,7 +3,7 @@
 use meganeura_core::DType;
 
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, rows_per_task};
-use crate::vmath::{self, Level, Unary};
+use crate::vmath::{self, Level};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     name: "core.sampling_threshold",
@@ -31,8 +31,8 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let len = cx.input_type(0).shape.dims().last().copied().unwrap_or(1);
     let per_task = rows_per_task(len);
     Ok(Compiled {
-        // Copies of a row that are reordered: its logits, and their weights.
-        private: 2 * len,
+        // A copy of a row that is reordered.
+        private: len,
         ..Compiled::one(Task {
             tasks: rows.div_ceil(per_task),
             nanos: 10 * logits.len() as u64,
@@ -52,17 +52,17 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
                             out.slice_mut(row..row + 1),
                         )
                     };
-                    // SAFETY: the scratch of the thread has two rows.
-                    let scratch = unsafe { std::slice::from_raw_parts_mut(cx.private, 2 * len) };
-                    out[0] = threshold(level, logits, options, scratch);
+                    // SAFETY: the scratch of the thread has one row.
+                    let sorted = unsafe { std::slice::from_raw_parts_mut(cx.private, len) };
+                    out[0] = threshold(level, logits, options, sorted);
                 }
             },
         })
     })
 }
 
-/// Returns the threshold of a row; `scratch` has twice its length.
-fn threshold(level: Level, logits: &[f32], options: Options, scratch: &mut [f32]) -> f32 {
+/// Returns the threshold of a row; `sorted` has its length.
+fn threshold(level: Level, logits: &[f32], options: Options, sorted: &mut [f32]) -> f32 {
     let Options {
         temperature,
         top_k,
@@ -72,7 +72,6 @@ fn threshold(level: Level, logits: &[f32], options: Options, scratch: &mut [f32]
     if temperature == 0.0 {
         return f32::NEG_INFINITY;
     }
-    let (sorted, weights) = scratch.split_at_mut(logits.len());
     let most = vmath::max(level, logits);
     let mut least = f32::NEG_INFINITY;
     if (1..=logits.len()).contains(&(top_k as usize)) {
@@ -82,19 +81,13 @@ fn threshold(level: Level, logits: &[f32], options: Options, scratch: &mut [f32]
             .1;
     }
     if top_p < 1.0 {
-        for (weight, &logit) in weights.iter_mut().zip(logits) {
-            *weight = if logit < least {
-                f32::NEG_INFINITY
-            } else {
-                (logit - most) / temperature
-            };
+        let mut count = 0;
+        for &logit in logits.iter().filter(|logit| **logit >= least) {
+            sorted[count] = logit;
+            count += 1;
         }
-        vmath::unary_in_place(Unary::Exp, level, weights);
-        sorted.copy_from_slice(weights);
-        let limit = f64::from(top_p) * total(weights);
-        let lightest = least_weight(sorted, limit);
-        let kept = logits.iter().zip(&*weights).filter(|(_, weight)| **weight >= lightest);
-        least = kept.map(|(logit, _)| *logit).fold(f32::INFINITY, f32::min).max(least);
+        let weight = |logit: f32| f64::from(((logit - most) / temperature).exp());
+        least = least_logit(&mut sorted[..count], f64::from(top_p), weight).max(least);
     }
     if min_p > 0.0 {
         least = least.max(most + temperature * min_p.ln());
@@ -102,14 +95,13 @@ fn threshold(level: Level, logits: &[f32], options: Options, scratch: &mut [f32]
     least
 }
 
-fn total(weights: &[f32]) -> f64 {
-    weights.iter().map(|&weight| f64::from(weight)).sum()
-}
-
-/// Returns the weight at which the sum of the largest weights reaches `limit`, or the smallest weight if their sum is less.
-/// Changes the order. Each round halves the range that contains the result, so the time is linear.
-fn least_weight(weights: &mut [f32], limit: f64) -> f32 {
-    let (mut rest, mut before, mut least) = (weights, 0.0, 0.0);
+/// Returns the logit at which the sum of the weights, in descending order of the logits, reaches the share `top_p` of the sum of
+/// all. Changes the order. Each round halves the range that contains the result, so the time is linear.
+fn least_logit(logits: &mut [f32], top_p: f64, weight: impl Fn(f32) -> f64) -> f32 {
+    let total = |logits: &[f32]| logits.iter().map(|&logit| weight(logit)).sum::<f64>();
+    // The most likely token is kept in any case; its weight is 1.
+    let limit = (top_p * total(logits)).max(1e-30);
+    let (mut rest, mut before, mut least) = (logits, 0.0, f32::NEG_INFINITY);
     while !rest.is_empty() {
         let middle = rest.len() / 2;
         let (larger, &mut pivot, smaller) = rest.select_nth_unstable_by(middle, |a, b| b.total_cmp(a));
@@ -118,7 +110,7 @@ fn least_weight(weights: &mut [f32], limit: f64) -> f32 {
             rest = larger;
         } else {
             least = pivot;
-            before = sum + f64::from(pivot);
+            before = sum + weight(pivot);
             if before >= limit {
                 break;
             }

@@ -14,7 +14,7 @@ use toml::de::{DeTable, DeValue};
 
 /// Key of the training settings in the metadata of a model's folder.
 pub(super) const RECORDED: &str = "settings";
-/// Options for destinations of results, which a model's folder does not record.
+/// Options for results and repetitions, which a model's folder does not record.
 const RESULTS: [&str; 11] = [
     "out",
     "seeds",

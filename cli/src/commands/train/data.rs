@@ -12,7 +12,7 @@ use meganeura::nn::model::{Preprocessing, Task};
 
 use super::Model;
 use super::data_set::{DataSet, DataSetParser};
-use crate::commands::data::{HeaderChoice, column_type, decimal, delimiter, typed_columns};
+use crate::commands::data::{HeaderChoice, check_text_options, column_type, decimal, delimiter, typed_columns};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -67,7 +67,7 @@ pub(super) struct FileOptions {
     ignore: Vec<String>,
 
     /// Type of a column of the CSV file, instead of the guessed one: number, category, date, date:FORMAT such as
-    /// date:%d/%m/%Y, or text:N, which hashes its words to N features (text: 64). May be repeated. `meganeura data FILE`
+    /// date:%d/%m/%Y, or text:N, which hashes its words to N features (`text` uses 64). May be repeated. `meganeura data FILE`
     /// prints the guessed types.
     #[arg(long = "type", value_name = "COLUMN=TYPE", conflicts_with_all = ["data_set", "npz", "images"], value_parser = column_type)]
     types: Vec<(String, TypeChoice)>,
@@ -387,6 +387,7 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         stratify: true,
     };
     let table = data::read_table_parts(path, &options, split)?;
+    check_text_options(&table.profile, &options.format)?;
     let mut parts = table.parts;
     let (mut filled, mut dropped, mut unknown) = (table.filled, table.dropped, table.unknown);
     if let Some(test) = &files.test_csv {

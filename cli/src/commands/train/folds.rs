@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use meganeura::cpu::CpuDevice;
 use meganeura::nn::data::{Dataset, Remainder};
 use meganeura::nn::model::{Architecture, Loss, mean_and_deviation};
-use meganeura::nn::trainer::{Evaluation, TrainConfig, Trainer};
+use meganeura::nn::trainer::{Evaluation, TrainConfig, TrainError, Trainer};
 
 use super::interrupt::Interrupt;
 use crate::output::line;
@@ -130,11 +131,13 @@ impl FoldRuns<'_> {
         epochs: usize,
     ) -> Result<Option<Candidate>, Box<dyn Error>> {
         let results = Mutex::new(Vec::with_capacity(self.folds));
+        let failed = AtomicBool::new(false);
         let run = |held_out: usize| {
-            if !signals::happened() {
+            if !signals::happened() && !failed.load(Ordering::Relaxed) {
                 let evaluation = self
                     .evaluate(network, parts, epochs, held_out)
                     .map_err(|e| e.to_string());
+                failed.fetch_or(evaluation.is_err(), Ordering::Relaxed);
                 results
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
@@ -153,14 +156,17 @@ impl FoldRuns<'_> {
         results.sort_by_key(|(held_out, _)| *held_out);
         let mut evaluations = Vec::with_capacity(self.folds);
         for (_, evaluation) in results {
-            evaluations.push(evaluation?.ok_or("a fold was not evaluated")?);
+            evaluations.push(evaluation?);
         }
-        let losses = evaluations.iter().map(|evaluation| evaluation.loss);
+        // Without an evaluation, the loss was not finite.
+        let losses = evaluations
+            .iter()
+            .map(|evaluation| evaluation.map_or(f64::INFINITY, |e| e.loss));
         let found = Candidate {
             network: network.clone(),
             epochs,
             loss: losses.sum::<f64>() / self.folds as f64,
-            scores: evaluations.iter().map(score).collect(),
+            scores: evaluations.iter().flatten().map(score).collect(),
         };
         if self.prints {
             let (mean, deviation) = found.score();
@@ -177,7 +183,7 @@ impl FoldRuns<'_> {
         Ok(Some(found))
     }
 
-    /// Trains on all folds but one, and evaluates on this one.
+    /// Trains on all folds but one, and evaluates on this one. Returns `None` if the loss is not finite.
     fn evaluate(
         &self,
         network: &Network,
@@ -201,7 +207,12 @@ impl FoldRuns<'_> {
         };
         let graph = network.architecture.training_graph(config.batch_size, self.loss)?;
         let mut trainer = Trainer::from_graph(&graph, config)?;
-        Ok(trainer.fit(&seen, Some(&unseen), &mut Interrupt)?.evaluation)
+        match trainer.fit(&seen, Some(&unseen), &mut Interrupt) {
+            Ok(report) => Ok(report.evaluation),
+            // Another network or number of epochs may be trainable with this learning rate.
+            Err(TrainError::NonFiniteLoss { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

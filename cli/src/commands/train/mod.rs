@@ -113,7 +113,7 @@ pub(crate) struct Args {
     cv: Option<usize>,
 
     /// Train N times, with seeds that count up from --seed and --split-seed, and report the mean and the standard deviation of
-    /// the test results. No model is saved.
+    /// the test results. No model is saved. With --json: the summary of each run, then one of all runs.
     #[arg(long, value_name = "N", conflicts_with_all = ["out", "checkpoint", "log", "log_dir", "distributed"], value_parser = clap::value_parser!(u64).range(2..=1000))]
     seeds: Option<u64>,
 
@@ -261,10 +261,15 @@ impl Args {
                 dropout: 0.0,
                 outputs: architecture.outputs(),
             };
+            let is_adaptive = matches!(self.run.optimizer, OptimizerChoice::Adam | OptimizerChoice::AdamW);
             all.push(Network {
                 name: "linear",
                 architecture: linear,
-                rate: if self.run.lr.is_some() { rate } else { LINEAR * rate },
+                rate: if is_adaptive && self.run.lr.is_none() {
+                    LINEAR * rate
+                } else {
+                    rate
+                },
             });
         }
         all
@@ -297,7 +302,7 @@ impl Args {
             let split = parts.train.split_parts(SplitOptions {
                 validation: 0.1,
                 test: 0.0,
-                seed: 0,
+                seed: self.files.split_seed,
                 stratify: true,
             })?;
             (parts.train, parts.validation) = (split.train, split.validation);

@@ -7,10 +7,11 @@ use meganeura::nn::model::mean_and_deviation;
 use serde_json::json;
 
 use super::report::{finite, quality};
-use super::{Args, ended, is_interrupted, train};
+use super::{Args, is_interrupted, train};
 use crate::commands::Outcome;
 use crate::commands::ranks::Ranks;
-use crate::output::line;
+use crate::output::{line, notice};
+use crate::signals;
 
 /// Trains with `count` seeds. Prints the test result of each run, then mean and standard deviation.
 pub(super) fn run(args: &Args, count: u64, ranks: &Ranks) -> Outcome {
@@ -22,7 +23,9 @@ pub(super) fn run(args: &Args, count: u64, ranks: &Ranks) -> Outcome {
         args.files.split_seed = shifted("split-seed", args.files.split_seed, repetition)?;
         let results = train(&args, ranks)?;
         if is_interrupted(&results.report) {
-            return ended(&args.run, &results.report);
+            notice(format_args!("interrupted after {repetition} of {count} seeds"))?;
+            summarise(&args, &scores, is_regression)?;
+            return Ok(ExitCode::from(signals::exit_code()));
         }
         is_regression = results.test.regression.is_some();
         scores.push(match &results.test.regression {
@@ -38,23 +41,32 @@ pub(super) fn run(args: &Args, count: u64, ranks: &Ranks) -> Outcome {
             ))?;
         }
     }
-    let (mean, deviation) = mean_and_deviation(&scores);
+    summarise(args, &scores, is_regression)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints mean and standard deviation of the scores, if there are any.
+fn summarise(args: &Args, scores: &[f64], is_regression: bool) -> std::io::Result<()> {
+    let count = scores.len();
+    if count == 0 {
+        return Ok(());
+    }
+    let (mean, deviation) = mean_and_deviation(scores);
     let metric = if is_regression { "r2" } else { "accuracy" };
     if args.run.json {
         line(json!({
             "seeds": count,
             (format!("test_{metric}")): finite(mean),
             (format!("test_{metric}_deviation")): finite(deviation),
-        }))?;
+        }))
     } else if is_regression {
-        line(format_args!("test R² {mean:.4} ± {deviation:.4} over {count} seeds"))?;
+        line(format_args!("test R² {mean:.4} ± {deviation:.4} over {count} seeds"))
     } else {
         let (mean, deviation) = (100.0 * mean, 100.0 * deviation);
         line(format_args!(
             "test accuracy {mean:.2} ± {deviation:.2} % over {count} seeds"
-        ))?;
+        ))
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns the seed of a repetition.

@@ -95,9 +95,10 @@ impl RawTable {
         let first = records.next()?.ok_or_else(empty)?;
         // The decimal mark is guessed later.
         let is_number = |field: &&str| {
-            [DecimalMark::Point, DecimalMark::Comma]
-                .iter()
-                .any(|mark| read_number(field, *mark).is_ok())
+            let marks = [DecimalMark::Point, DecimalMark::Comma];
+            let has_letters = field.contains(char::is_alphabetic) && field.parse::<f64>().is_err();
+            // A name such as `EUR 2024` is no number.
+            !has_letters && marks.iter().any(|mark| read_number(field, *mark).is_ok())
         };
         let assumed = match format.header {
             Header::Auto if first.fields.iter().any(is_number) => Header::No,
@@ -134,11 +135,12 @@ impl RawTable {
         Ok(table)
     }
 
-    /// Removes the last column if its name and its cells are empty: each line ends with a delimiter.
+    /// Removes the last column if its name and its cells are empty: each line ends with a delimiter. Without a header, the column
+    /// stays, because numbers identify columns.
     fn drop_empty_last(&mut self) {
         let width = self.columns.len();
-        let is_named = self.header && self.columns.last().is_some_and(|name| !name.is_empty());
-        if width < 2 || is_named || (0..self.len()).any(|row| !self.cell(row, width - 1).is_empty()) {
+        let is_unnamed = self.header && self.columns.last().is_some_and(String::is_empty);
+        if width < 2 || !is_unnamed || (0..self.len()).any(|row| !self.cell(row, width - 1).is_empty()) {
             return;
         }
         self.columns.pop();

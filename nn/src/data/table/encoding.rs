@@ -24,8 +24,8 @@ impl TextEncoding {
         self.0.name()
     }
 
-    /// Guesses the encoding of a text from its beginning: by a byte order mark, as UTF-8 if it is valid, as UTF-16 if every other
-    /// byte is often 0, else with the detector of Firefox.
+    /// Guesses the encoding of a text from its beginning: by a byte order mark, as UTF-16 if every other byte is often 0, as
+    /// UTF-8 if most characters beyond ASCII are valid, else with the detector of Firefox.
     pub(super) fn guess(head: &[u8]) -> Self {
         if let Some((encoding, _)) = Encoding::for_bom(head) {
             return TextEncoding(encoding);
@@ -40,10 +40,15 @@ impl TextEncoding {
             (false, true) => return TextEncoding(UTF_16LE),
             _ => {}
         }
-        // The last character may be incomplete. A text with some valid characters of several bytes is damaged UTF-8: texts in
-        // other encodings rarely have them.
+        // The last character may be incomplete.
         let is_utf8 = std::str::from_utf8(head).map_or_else(|e| e.error_len().is_none(), |_| true);
-        if is_utf8 || head.utf8_chunks().any(|chunk| !chunk.valid().is_ascii()) {
+        let (mut valid, mut invalid) = (0, 0);
+        for chunk in head.utf8_chunks() {
+            valid += chunk.valid().chars().filter(|c| !c.is_ascii()).count();
+            invalid += usize::from(!chunk.invalid().is_empty());
+        }
+        // Damaged UTF-8, and binary data, are not converted: reading them reports the line.
+        if is_utf8 || valid > invalid || head.contains(&0) {
             return TextEncoding(UTF_8);
         }
         let mut detector = EncodingDetector::new(Iso2022JpDetection::Deny);

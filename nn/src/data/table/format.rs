@@ -15,6 +15,8 @@ const HEAD: usize = 64 << 10;
 const RECORDS: usize = 200;
 /// Maximum number of rows that the decimal mark is guessed from.
 const ROWS: usize = 10_000;
+/// First bytes of files of spreadsheets: ZIP archives (`.xlsx`, `.ods`), and the compound files of old programs (`.xls`).
+const SPREADSHEETS: [&[u8]; 2] = [b"PK\x03\x04", b"\xd0\xcf\x11\xe0"];
 /// Delimiters that are guessed, the most usual first.
 const DELIMITERS: [u8; 4] = *b",;\t|";
 
@@ -66,9 +68,15 @@ pub(super) struct Decoded<'r> {
 pub(super) fn contents<'r>(mut reader: impl Read + 'r, encoding: Option<TextEncoding>) -> io::Result<Contents<'r>> {
     let mut head = Vec::new();
     reader.by_ref().take(HEAD as u64).read_to_end(&mut head)?;
-    if head.starts_with(parquet::MAGIC) {
+    let invalid = |reason: String| io::Error::new(io::ErrorKind::InvalidData, reason);
+    if parquet::is_parquet(&head) {
         reader.read_to_end(&mut head)?;
         return Ok(Contents::Parquet(head));
+    }
+    if SPREADSHEETS.iter().any(|magic| head.starts_with(magic)) {
+        return Err(invalid(
+            "the file is a spreadsheet or an archive; save the table as CSV".into(),
+        ));
     }
     let encoding = encoding.unwrap_or_else(|| TextEncoding::guess(&head));
     if encoding == TextEncoding::UTF_8 {
@@ -82,9 +90,8 @@ pub(super) fn contents<'r>(mut reader: impl Read + 'r, encoding: Option<TextEnco
     }
     let mut bytes = head;
     reader.read_to_end(&mut bytes)?;
-    let invalid = |reason| io::Error::new(io::ErrorKind::InvalidData, reason);
     let mut text = encoding.decode(&bytes).map_err(invalid)?.into_owned();
-    // Spreadsheets end their exports in UTF-16 with it now and then.
+    // Some spreadsheet programs write NUL characters at the end of UTF-16.
     text.truncate(text.trim_end_matches('\0').len());
     let bytes = text.into_bytes();
     Ok(Contents::Text(Decoded {

@@ -31,10 +31,10 @@ pub(super) fn read_number(cell: &str, mark: DecimalMark) -> Result<f64, String> 
 fn plain(cell: &str, mark: DecimalMark) -> Option<String> {
     // Accounts have negative numbers in parentheses.
     if let Some(inner) = cell.strip_prefix('(').and_then(|rest| rest.strip_suffix(')')) {
-        let is_unsigned = !inner.contains(['-', '−', '+', '(']);
-        return plain(inner.trim(), mark)
-            .filter(|_| is_unsigned)
-            .map(|number| format!("-{number}"));
+        if inner.contains(['-', '−', '+', '(']) {
+            return None;
+        }
+        return plain(inner.trim(), mark).map(|number| format!("-{number}"));
     }
     // The sign may be before or after a currency.
     let (mut sign, mut rest) = (None, cell);
@@ -43,9 +43,9 @@ fn plain(cell: &str, mark: DecimalMark) -> Option<String> {
             sign = Some(if rest.starts_with('+') { "" } else { "-" });
             rest = after;
         }
-        rest = without_unit(rest, str::strip_prefix).trim_start();
+        rest = without_first_unit(rest).trim_start();
     }
-    rest = without_unit(rest, str::strip_suffix).trim_end();
+    rest = without_last_unit(rest).trim_end();
     let (decimal, group) = match mark {
         DecimalMark::Point => ('.', ','),
         DecimalMark::Comma => (',', '.'),
@@ -72,9 +72,19 @@ fn plain(cell: &str, mark: DecimalMark) -> Option<String> {
     Some(format!("{}{whole}.{fraction}", sign.unwrap_or_default()))
 }
 
-/// Removes a unit from one end of a text.
-fn without_unit<'t>(text: &'t str, strip: impl Fn(&'t str, &'static str) -> Option<&'t str>) -> &'t str {
-    UNITS.iter().find_map(|unit| strip(text, unit)).unwrap_or(text)
+/// Removes a unit from the start of a text. A space separates names of currencies from the number: `CAD123` is a code.
+fn without_first_unit(text: &str) -> &str {
+    let rest = |unit: &&str| {
+        let rest = text.strip_prefix(*unit)?;
+        let is_name = unit.starts_with(char::is_alphabetic);
+        (!is_name || rest.starts_with(char::is_whitespace)).then_some(rest)
+    };
+    UNITS.iter().find_map(rest).unwrap_or(text)
+}
+
+/// Removes a unit from the end of a text.
+fn without_last_unit(text: &str) -> &str {
+    UNITS.iter().find_map(|unit| text.strip_suffix(unit)).unwrap_or(text)
 }
 
 /// Form of a number with a comma.
@@ -147,8 +157,15 @@ mod tests {
             ("((5))", Point),
             ("()", Point),
             ("5 USDUSD", Point),
+            ("CAD123", Point),
         ] {
             assert!(read_number(cell, mark).is_err(), "{cell}");
         }
+    }
+
+    #[test]
+    fn long_cells_of_parentheses_are_no_numbers() {
+        let cell = "(".repeat(100_000) + "1" + &")".repeat(100_000);
+        assert!(read_number(&cell, DecimalMark::Point).is_err());
     }
 }

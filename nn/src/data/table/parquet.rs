@@ -2,8 +2,12 @@
 
 use crate::data::DataError;
 
-/// First bytes of a file.
-pub(super) const MAGIC: &[u8] = b"PAR1";
+/// Returns true for the first bytes of a file. Binary data follows the name of the format, but not in a CSV file with this name
+/// of a column.
+pub(super) fn is_parquet(head: &[u8]) -> bool {
+    let is_binary = |byte: &u8| *byte < b' ' && !byte.is_ascii_whitespace();
+    head.starts_with(b"PAR1") && head[4..].iter().take(8).any(is_binary)
+}
 
 /// Rows of cells, with the names of the columns.
 pub(super) struct ParquetRows {
@@ -32,6 +36,7 @@ pub(super) use reader::read_parquet;
 mod reader {
     use std::fmt::Write;
     use std::io;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
 
     use ::parquet::basic::{LogicalType, TimeUnit};
@@ -52,6 +57,16 @@ mod reader {
     /// # Errors
     /// [`DataError::Csv`] for a nested column; [`DataError::OutOfMemory`]; [`DataError::Io`] for a damaged file.
     pub(in crate::data::table) fn read_parquet(bytes: Vec<u8>, name: &str) -> Result<ParquetRows, DataError> {
+        // The crate may panic for damaged files.
+        catch_unwind(AssertUnwindSafe(|| read(bytes, name))).unwrap_or_else(|_| {
+            Err(DataError::Io {
+                name: name.into(),
+                source: io::Error::new(io::ErrorKind::InvalidData, "the Parquet file is damaged"),
+            })
+        })
+    }
+
+    fn read(bytes: Vec<u8>, name: &str) -> Result<ParquetRows, DataError> {
         let damaged = |error: String| DataError::Io {
             name: name.into(),
             source: io::Error::new(
