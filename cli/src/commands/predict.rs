@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::files::write_atomically;
-use meganeura::nn::data::{self, Column, Dataset, TableReadOptions};
+use meganeura::nn::data::{self, Column, Dataset, TableReadOptions, TextEncoding};
 use meganeura::nn::model::{Features, Model, Prediction, Predictor, PredictorOptions, Preprocessing, Task};
 use serde_json::{Value, json};
 

@@ -261,7 +261,10 @@ impl Args {
                 dropout: 0.0,
                 outputs: architecture.outputs(),
             };
-            let is_adaptive = matches!(self.run.optimizer, OptimizerChoice::Adam | OptimizerChoice::AdamW);
+            let is_adaptive = matches!(
+                self.run.optimizer,
+                OptimizerChoice::Adam | OptimizerChoice::AdamW { .. }
+            );
             all.push(Network {
                 name: "linear",
                 architecture: linear,
