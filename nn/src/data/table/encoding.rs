@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use chardetng::{EncodingDetector, Iso2022JpDetection, Utf8Detection};
-use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE};
+use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE, WINDOWS_1252};
 use serde::{Serialize, Serializer};
 
 /// Minimum percentage of zeros among the first or the second bytes of pairs for UTF-16 without a byte order mark.
@@ -53,7 +53,14 @@ impl TextEncoding {
         }
         let mut detector = EncodingDetector::new(Iso2022JpDetection::Deny);
         detector.feed(head, false);
-        TextEncoding(detector.guess(None, Utf8Detection::Deny))
+        let guessed = detector.guess(None, Utf8Detection::Deny);
+        // Encodings of Western languages have most characters in common.
+        let text = |encoding: &'static Encoding| encoding.decode_without_bom_handling(head).0;
+        TextEncoding(if text(guessed) == text(WINDOWS_1252) {
+            WINDOWS_1252
+        } else {
+            guessed
+        })
     }
 
     /// Decodes a text without its byte order mark. Returns an error if it has invalid characters.
