@@ -142,9 +142,10 @@ impl Activity {
         self.phase.load(Ordering::Relaxed) != IDLE
     }
 
-    /// Returns true if an interim response may be sent now: the response has not begun, and the client understands it.
+    /// Returns true if an interim response may be sent now: no response is incomplete, and the client understands it.
     pub(crate) fn may_probe(&self) -> bool {
-        self.phase.load(Ordering::Relaxed) != ANSWERING && self.takes_interim.load(Ordering::Relaxed)
+        let is_answering = self.phase.load(Ordering::Relaxed) == ANSWERING || self.has_unsent.load(Ordering::Relaxed);
+        !is_answering && self.takes_interim.load(Ordering::Relaxed)
     }
 }
 

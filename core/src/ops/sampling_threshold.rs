@@ -153,6 +153,8 @@ fn decompose(g: &mut Graph, [logits, temperature, top_k, top_p, min_p]: [Value; 
     let distance = g.mul(distance, divisor);
     let by_min = g.add(most, distance);
     let least = g.maximum(least, by_min);
+    // The logarithm of 1 may be rounded to more than 0.
+    let least = g.minimum(least, most);
     g.select(is_greedy, lowest, least)
 }
 

@@ -356,7 +356,7 @@ impl Engine {
         };
         reading.sort_by_cached_key(|s| (rank(s), s.due()));
         // Each of these may need the logits of its last row.
-        let unscored = reading.iter().filter(|s| !s.is_scored()).count();
+        let mut unscored = reading.iter().filter(|s| !s.is_scored()).count();
         let reading: Vec<SequenceId> = reading.into_iter().map(|s| s.id).collect();
         let waiting = generating.len();
         let (mut reserved, mut reserved_scores) = (0, 0);
@@ -366,6 +366,8 @@ impl Engine {
                 continue;
             };
             let others = waiting.saturating_sub(number + 1);
+            // Its own logits, if any, are part of `scores` from now on.
+            unscored -= usize::from(number >= waiting && !self.running[place].is_scored()).min(unscored);
             let mut most = left.saturating_sub(others);
             if number == waiting {
                 reserved = left.div_ceil(4);
@@ -423,7 +425,7 @@ impl Engine {
             is_scored: sequence.is_scored(),
         };
         // During prefill of any sequence, prompts use the rest of the step instead of draft tokens.
-        let nobody_reads = self.running.iter().all(|other| other.due() == 1);
+        let nobody_reads = self.running.iter().all(|other| other.due() <= 1);
         if is_read && nobody_reads && sequence.may_draft() {
             // The correct draft tokens are accepted, and one more token is chosen.
             part.room = self

@@ -50,8 +50,8 @@ pub(super) struct Sequence {
     prompt_logprobs: Option<usize>,
     /// Scored tokens of the prompt, from the second one.
     scored: Vec<ChosenToken>,
-    /// Tokens of the prompt that were found in the cache.
-    cached: usize,
+    /// Tokens of the prompt that were found in the cache; `None` before the first admission.
+    cached: Option<usize>,
     /// True after [`Event::Prompt`](super::Event::Prompt) was reported.
     prompt_is_reported: bool,
     /// Logits of the next token, until the constraint has its mask.
@@ -91,7 +91,7 @@ impl Sequence {
             has_overtaken: false,
             prompt_logprobs: request.prompt_logprobs,
             scored: Vec::new(),
-            cached: 0,
+            cached: None,
             prompt_is_reported: false,
             held: None,
             tokens: request.prompt,
@@ -136,7 +136,7 @@ impl Sequence {
             return None;
         }
         self.prompt_is_reported = true;
-        Some((self.cached, std::mem::take(&mut self.scored)))
+        Some((self.cached.unwrap_or(0), std::mem::take(&mut self.scored)))
     }
 
     /// Records the log-probabilities of tokens of the prompt, by the logits of the rows before
@@ -223,9 +223,8 @@ impl Sequence {
         }
         // Shared blocks were computed by both models.
         self.computed_by_draft = self.computed;
-        if !self.prompt_is_reported {
-            self.cached = self.computed;
-        }
+        // After a preemption, the sequence finds its own blocks.
+        self.cached.get_or_insert(self.computed);
     }
 
     fn last_identity(&self) -> Identity {

@@ -360,3 +360,29 @@ fn a_group_that_generates_in_all_slots_makes_room_for_others() {
         }
     }
 }
+
+#[test]
+fn a_scored_prompt_is_read_while_short_prompts_keep_arriving() {
+    const SEQUENCES: usize = 4;
+    let mut engine = engine_of(SEQUENCES, false);
+    let mut scored = long(0, true);
+    scored.max_tokens = 0;
+    let id = engine.submit(scored).expect("a sequence");
+    let mut texts = HashMap::new();
+    for number in 0..200u32 {
+        // Each ends after one step.
+        for short in 0..SEQUENCES as u32 {
+            let prompt = vec![(number * 5 + short) % 300, 7];
+            engine.submit(SequenceRequest::new(prompt, 1)).expect("a sequence");
+        }
+        for event in engine.step().expect("a step") {
+            match event {
+                Event::Finished(ended, _) if ended == id => return,
+                Event::Token(id, ChosenToken { token, .. }) => texts.entry(id).or_insert_with(Vec::new).push(token),
+                Event::Prompt(..) | Event::Finished(..) => {}
+                Event::Failed(_, error) => panic!("{error}"),
+            }
+        }
+    }
+    panic!("the prompt was not read in 200 steps");
+}

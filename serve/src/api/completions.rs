@@ -55,10 +55,17 @@ impl Prompt {
 }
 
 /// Request whose prompts are tokenized and whose fields are checked.
+/// A prompt that the answer repeats.
+enum EchoedPrompt {
+    Text(String),
+    /// Tokens, whose text may be much longer. It is written after the prompt has passed its checks.
+    Tokens(Vec<u32>),
+}
+
 struct PreparedRequest {
     prompts: Vec<Vec<u32>>,
-    /// Texts of the prompts if the answer repeats them (`echo`), empty otherwise.
-    echoed: Vec<String>,
+    /// Prompts that the answer repeats (`echo`); empty otherwise.
+    echoed: Vec<EchoedPrompt>,
     options: TextOptions,
     has_token_ids: bool,
 }
@@ -80,6 +87,21 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     let choices = prompts.len() * per_prompt;
     let first_tokens = prompts.iter().map(|prompt| prompt[0]).collect();
     let generation = app.clone().generate(prompts, options, true, deadline).await?;
+    let shows_special: Vec<bool> = echoed
+        .iter()
+        .map(|prompt| matches!(prompt, EchoedPrompt::Tokens(_)))
+        .collect();
+    let of_echo = app.clone();
+    let spell = move |prompt| match prompt {
+        EchoedPrompt::Text(text) => text,
+        EchoedPrompt::Tokens(tokens) => of_echo.spelled(&tokens),
+    };
+    let echoed: Vec<String> = if echoed.is_empty() {
+        Vec::new()
+    } else {
+        let spell_all = move || Ok(echoed.into_iter().map(spell).collect());
+        app.site.prepare(deadline, 0, spell_all).await?
+    };
     // A complete response repeats the prompt in each choice.
     let repeated = if stream { 1 } else { per_prompt };
     generation.keep(echoed.iter().map(String::len).sum::<usize>().saturating_mul(repeated))?;
@@ -91,6 +113,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         token_ids: has_token_ids.then(|| vec![Vec::new(); choices]),
         texts: vec![Default::default(); choices],
         echoed,
+        shows_special,
         first_tokens,
         per_prompt,
     };
@@ -123,13 +146,13 @@ fn prepare(app: &App, body: &[u8]) -> Result<PreparedRequest, ApiError> {
     let mut echoed = Vec::new();
     let tokens = |prompt| match prompt {
         OneOrMoreTokens::Tokens(tokens) => {
-            echoed.extend(echo.then(|| app.spelled(&tokens)));
+            echoed.extend(echo.then(|| EchoedPrompt::Tokens(tokens.clone())));
             Ok(tokens)
         }
         OneOrMoreTokens::Text(text) => {
             app.check_length(&text)?;
             let tokens = app.tokenizer.encode(&text).map_err(|e| ApiError::of_request(&e));
-            echoed.extend(echo.then_some(text));
+            echoed.extend(echo.then_some(EchoedPrompt::Text(text)));
             tokens
         }
     };
@@ -170,6 +193,8 @@ struct Completions {
     texts: Vec<(String, Option<&'static str>)>,
     /// Texts of the prompts that the answer repeats, and the first token of each prompt.
     echoed: Vec<String>,
+    /// For each repeated prompt, true if its text contains the names of special tokens.
+    shows_special: Vec<bool>,
     first_tokens: Vec<u32>,
     /// Number of choices for each prompt.
     per_prompt: usize,
@@ -179,12 +204,13 @@ impl Completions {
     /// Adds the tokens of a part of a choice to the log-probabilities and token ids.
     fn push(&mut self, piece: &Piece) {
         if let Some(scored) = &piece.scored {
-            let logprobs = &mut self.logprobs[piece.choice];
-            logprobs.push_first(self.first_tokens[piece.choice / self.per_prompt]);
-            scored.iter().for_each(|chosen| logprobs.push(chosen));
+            let (logprobs, prompt) = (&mut self.logprobs[piece.choice], piece.choice / self.per_prompt);
+            let shows_special = self.shows_special.get(prompt) == Some(&true);
+            logprobs.push_first(self.first_tokens[prompt], shows_special);
+            scored.iter().for_each(|chosen| logprobs.push(chosen, shows_special));
         }
         if let Some(chosen) = &piece.chosen {
-            self.logprobs[piece.choice].push(chosen);
+            self.logprobs[piece.choice].push(chosen, false);
             if let Some(token_ids) = &mut self.token_ids {
                 token_ids[piece.choice].push(chosen.token);
             }

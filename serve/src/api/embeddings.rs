@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::error::{ApiError, quoted};
+use super::generation::too_much;
 use super::request::{OneOrMore, parse};
 use super::{JsonBody, Site};
 use crate::embeddings::EmbeddingWorker;
@@ -187,6 +188,10 @@ impl EmbeddingApp {
             self.site.metrics.refused.inc();
             ApiError::queue_full("the queue is full; try again later")
         })?;
+        // The vectors are kept until the last one is computed.
+        let kept = self.site.unsent.of_request();
+        let bytes = texts.len().saturating_mul(self.dim * size_of::<f32>());
+        kept.add(bytes).map_err(too_much)?;
         let tokens: usize = texts.iter().map(Vec::len).sum();
         self.site.metrics.prompt_tokens.inc_by(tokens as u64);
         let answer = tokio::time::timeout_at(deadline, self.worker.submit(place, texts)).await;

@@ -15,9 +15,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "cache_salt",
     "request_id",
-    "cache_prompt",
     "timings_per_token",
     "return_progress",
     // Responses are never stored, and say so.
@@ -40,6 +38,9 @@ fn accepted(name: &str) -> Option<Vec<Value>> {
         }
         "skip_special_tokens" | "spaces_between_special_tokens" | "add_special_tokens" => vec![json!(true)],
         "service_tier" => vec![json!("auto"), json!("default")],
+        // All requests share the cache of prompts.
+        "cache_prompt" => vec![json!(true)],
+        "cache_salt" => Vec::new(),
         "suffix" => vec![json!("")],
         "modalities" => vec![json!(["text"])],
         "length_penalty" | "typical_p" | "tfs_z" => vec![json!(1), json!(1.0)],
@@ -136,6 +137,8 @@ mod tests {
             ),
             (json!({"audio": {"voice": "a"}}), "audio is not supported"),
             (json!({"suffix": "x"}), "suffix"),
+            (json!({"cache_salt": "mine"}), "cache_salt is not supported"),
+            (json!({"cache_prompt": false}), "cache_prompt is supported only as true"),
             (json!({"temprature": 1}), "unknown field 'temprature'"),
         ] {
             let error = checked(body).expect_err(said);

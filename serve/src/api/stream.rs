@@ -273,23 +273,43 @@ struct ScoredToken {
     token: u32,
     own: Option<f32>,
     top: Vec<(u32, f32)>,
+    /// True if the text contains the name of a special token.
+    shows_special: bool,
+}
+
+impl ScoredToken {
+    /// Returns the number of characters that begin in the token.
+    fn len(&self, app: &App) -> usize {
+        let bytes = match app.token_bytes().get(self.token as usize) {
+            Some(TokenBytes::Text(bytes)) => bytes,
+            Some(TokenBytes::Special(name)) if self.shows_special => name.as_bytes(),
+            _ => &[],
+        };
+        // The other bytes of a character begin with the bits 10.
+        bytes.iter().filter(|byte| **byte & 0xc0 != 0x80).count()
+    }
 }
 
 impl Logprobs {
-    /// Adds a token, if it has a log-probability.
-    pub(crate) fn push(&mut self, chosen: &ChosenToken) {
+    /// Adds a token, if it has a log-probability. `shows_special` is true if the text contains the names of special tokens.
+    pub(crate) fn push(&mut self, chosen: &ChosenToken, shows_special: bool) {
         let Some((own, top)) = &chosen.logprobs else { return };
         self.tokens.push(ScoredToken {
             token: chosen.token,
             own: Some(*own),
             top: top.clone(),
+            shows_special,
         });
     }
 
     /// Adds the first token of a prompt, which has no log-probability.
-    pub(crate) fn push_first(&mut self, token: u32) {
-        let (own, top) = (None, Vec::new());
-        self.tokens.push(ScoredToken { token, own, top });
+    pub(crate) fn push_first(&mut self, token: u32, shows_special: bool) {
+        self.tokens.push(ScoredToken {
+            token,
+            own: None,
+            top: Vec::new(),
+            shows_special,
+        });
     }
 
     /// Returns the lists for the tokens added since the last call of [`clear`](Self::clear).
@@ -299,10 +319,7 @@ impl Logprobs {
 
     /// Removes the tokens whose lists were sent.
     pub(crate) fn clear(&mut self, app: &App) {
-        let lengths = self
-            .tokens
-            .iter()
-            .map(|scored| spelled(app, scored.token).0.chars().count());
+        let lengths = self.tokens.iter().map(|scored| scored.len(app));
         self.offset += lengths.sum::<usize>();
         self.tokens.clear();
     }
@@ -335,7 +352,7 @@ impl Serialize for LogprobLists<'_> {
         let offsets = || {
             tokens.iter().scan(self.logprobs.offset, |offset, scored| {
                 let own = *offset;
-                *offset += spelled(self.app, scored.token).0.chars().count();
+                *offset += scored.len(self.app);
                 Some(own)
             })
         };

@@ -273,16 +273,18 @@ pub(crate) fn answer(text: &str, offered: &[String], is_call: bool, is_single: b
             rest = "";
         }
     }
-    while let Some((at, opening, closing)) = first_opening(rest) {
-        let after = &rest[at + opening.len()..];
+    let mut openings = Openings::new(text);
+    while let Some((at, opening, closing)) = openings.next(text.len() - rest.len()) {
+        let before = &rest[..at - (text.len() - rest.len())];
+        let after = &text[at + opening.len()..];
+        answer.content += before;
         // The end of the JSON value delimits the call: its texts may contain the mark.
         let value = raw_json::value(after).and_then(|(value, left)| Some((read(value)?, left)));
         let Some((calls, left)) = value else {
-            answer.content += &rest[..at + opening.len()];
+            answer.content += opening;
             rest = after;
             continue;
         };
-        answer.content += &rest[..at];
         answer.calls.extend(calls);
         rest = left;
         if !closing.is_empty() {
@@ -299,12 +301,32 @@ pub(crate) fn answer(text: &str, offered: &[String], is_call: bool, is_single: b
     answer
 }
 
-/// Returns the first marker of a call: its offset, its text, and the marker that ends the call.
-fn first_opening(text: &str) -> Option<(usize, &'static str, &'static str)> {
-    let places = OPENINGS
-        .iter()
-        .filter_map(|&(opening, closing)| Some((text.find(opening)?, opening, closing)));
-    places.min_by_key(|(at, ..)| *at)
+/// Search for the markers before calls. Text without a marker is searched once, so the time is linear.
+struct Openings<'t> {
+    text: &'t str,
+    /// Next offset of each marker; `None` if there is none.
+    next: [Option<usize>; OPENINGS.len()],
+}
+
+impl<'t> Openings<'t> {
+    fn new(text: &'t str) -> Self {
+        Openings {
+            text,
+            next: OPENINGS.map(|(opening, _)| text.find(opening)),
+        }
+    }
+
+    /// Returns the first marker from an offset on: its offset, its text, and the marker that ends the call.
+    fn next(&mut self, from: usize) -> Option<(usize, &'static str, &'static str)> {
+        for (next, (opening, _)) in self.next.iter_mut().zip(OPENINGS) {
+            if next.is_some_and(|at| at < from) {
+                *next = self.text[from..].find(opening).map(|at| from + at);
+            }
+        }
+        let places = self.next.iter().zip(OPENINGS);
+        let places = places.filter_map(|(next, (opening, closing))| Some(((*next)?, opening, closing)));
+        places.min_by_key(|(at, ..)| *at)
+    }
 }
 
 /// Returns a new id of a call: nine letters and digits, which Mistral's templates require.

@@ -221,6 +221,9 @@ impl Constraint for GrammarConstraint {
         let Some(mask) = answer.mask.as_ref().map_err(|e| failed(e))? else {
             return Ok(false);
         };
+        if mask.is_zero() {
+            return Err(failed("no token can follow"));
+        }
         // Where the text may end, any token that ends texts may end it.
         let may_end = self.ends.first().is_some_and(|&end| mask.is_allowed(end));
         for (token, logit) in (0u32..).zip(logits) {
