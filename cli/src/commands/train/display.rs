@@ -67,6 +67,16 @@ pub(super) struct Display {
     pause: Duration,
 }
 
+/// Maximum number of lines for the epochs of a run.
+const MAX_LINES: usize = 100;
+
+/// Returns true if an epoch, from 1, gets a line: each one, or in a run of many epochs each tenth, for example, and the first and
+/// last one.
+fn is_shown(epoch: usize, epochs: usize) -> bool {
+    let every = epochs.div_ceil(MAX_LINES).max(1);
+    epoch.is_multiple_of(every) || epoch == 1 || epoch == epochs
+}
+
 /// Pause before the first progress line and between further ones, if there is no progress bar.
 const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(10);
@@ -167,6 +177,9 @@ impl Observer for Display {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }
+        if !is_shown(report.epoch, self.epochs) {
+            return ControlFlow::Continue(());
+        }
         let what = self.examples;
         let test = report.evaluation.map_or_else(String::new, |e| match e.regression {
             Some(regression) => format!("  {what} {regression}"),
@@ -194,6 +207,20 @@ impl Observer for Display {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_of_many_epochs_have_few_lines() {
+        let shown = |epochs: usize| {
+            (1..=epochs)
+                .filter(|&epoch| is_shown(epoch, epochs))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(shown(3), [1, 2, 3]);
+        assert_eq!(shown(100).len(), 100);
+        assert_eq!(shown(150)[..4], [1, 2, 4, 6]);
+        let many = shown(3201);
+        assert!(many.len() <= MAX_LINES + 2 && many.last() == Some(&3201), "{many:?}");
+    }
 
     #[test]
     fn the_rest_takes_as_long_as_what_is_done() {
