@@ -14,8 +14,8 @@ pub(super) struct AddGumbelNoise;
 /// Distance between neighbouring 32-bit fractions.
 const STEP: f64 = 1.0 / 4_294_967_296.0;
 
-/// Checks a call: logits, then a temperature and two seeds for each row.
-fn check(call: &Call) -> Result<(), String> {
+/// Checks the logits of a call. Returns the shape of operands with one value for each row, and the number of categories.
+pub(super) fn check_logits(call: &Call) -> Result<(Vec<usize>, usize), String> {
     let logits = &call.inputs[0];
     let [rows @ .., categories] = logits.shape.dims() else {
         return Err(format!("the logits need an axis of categories, but are {logits}"));
@@ -25,15 +25,11 @@ fn check(call: &Call) -> Result<(), String> {
             "the logits must be f32, not {logits}; use `cast` to convert them"
         ));
     }
-    if u32::try_from(*categories).is_err() {
-        return Err(format!("{logits} has more categories than a u32 can number"));
-    }
-    let column = [rows, &[1]].concat();
-    let operands = [
-        ("the temperatures", DType::F32),
-        ("the first seeds", DType::U32),
-        ("the second seeds", DType::U32),
-    ];
+    Ok(([rows, &[1]].concat(), *categories))
+}
+
+/// Checks that the operands after the logits have one value of their type for each row.
+pub(super) fn check_columns(call: &Call, column: &[usize], operands: &[(&str, DType)]) -> Result<(), String> {
     for ((what, dtype), ty) in operands.iter().zip(&call.inputs[1..]) {
         if ty.dtype != *dtype || ty.shape.dims() != column {
             return Err(format!(
@@ -42,6 +38,20 @@ fn check(call: &Call) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Checks a call: logits, then a temperature and two seeds for each row.
+fn check(call: &Call) -> Result<(), String> {
+    let (column, categories) = check_logits(call)?;
+    if u32::try_from(categories).is_err() {
+        return Err(format!("{} has more categories than a u32 can number", call.inputs[0]));
+    }
+    let operands = [
+        ("the temperatures", DType::F32),
+        ("the first seeds", DType::U32),
+        ("the second seeds", DType::U32),
+    ];
+    check_columns(call, &column, &operands)
 }
 
 /// Returns the random word of a category, in a row with these seeds.

@@ -1,5 +1,6 @@
 //! The smallest logit that sampling with top-k, top-p and min-p keeps.
 
+use super::categorical::{check_columns, check_logits};
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics};
 use crate::NodeId;
@@ -23,26 +24,11 @@ const OPTIONS: [(&str, DType); 4] = [
 
 /// Checks a call, and returns the shape of the result.
 fn check(call: &Call) -> Result<Vec<usize>, String> {
-    let logits = &call.inputs[0];
-    let [rows @ .., categories] = logits.shape.dims() else {
-        return Err(format!("the logits need an axis of categories, but are {logits}"));
-    };
-    if logits.dtype != DType::F32 {
-        return Err(format!(
-            "the logits must be f32, not {logits}; use `cast` to convert them"
-        ));
+    let (column, categories) = check_logits(call)?;
+    if categories == 0 {
+        return Err(format!("{} has no categories", call.inputs[0]));
     }
-    if *categories == 0 {
-        return Err(format!("{logits} has no categories"));
-    }
-    let column = [rows, &[1]].concat();
-    for ((what, dtype), ty) in OPTIONS.iter().zip(&call.inputs[1..]) {
-        if ty.dtype != *dtype || ty.shape.dims() != column {
-            return Err(format!(
-                "{what} are {ty}, but there is one for each row of the logits: {dtype} {column:?}"
-            ));
-        }
-    }
+    check_columns(call, &column, &OPTIONS)?;
     Ok(column)
 }
 

@@ -44,8 +44,8 @@ pub struct EngineOptions {
     pub draft_model: Option<DraftOptions>,
     /// If true, common prefixes of sequences are computed once.
     pub prefix_cache: bool,
-    /// If true, the device samples tokens of sequences without penalties, constraints and log-probabilities, so that the host
-    /// does not read their logits. `None` is true on devices with their own memory. A seed
+    /// If true, the device samples the tokens, so that the host does not read the logits. The host still samples the tokens of
+    /// sequences with penalties, biases, constraints or log-probabilities. `None` is true on devices with their own memory. A seed
     /// gives another text than with sampling on the host.
     pub device_sampling: Option<bool>,
     /// Folder that caches plans.

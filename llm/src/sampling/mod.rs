@@ -193,7 +193,7 @@ impl Sampler {
         Ok(softmax::place_of(logits, limit) as u32)
     }
 
-    /// Returns the options with which the device can draw tokens, or `None` if tokens do not depend only on their logits.
+    /// Returns the options for drawing tokens on the device, or `None` if the host has to apply penalties.
     pub(crate) fn device_options(&self) -> Option<DeviceOptions> {
         let options = &self.options;
         (!options.has_penalties()).then(|| DeviceOptions {

@@ -30,7 +30,7 @@ fn counts(prompt: &[u32], sampling: Sampling) -> Vec<u32> {
     counts
 }
 
-/// Returns the weights of the tokens that sampling keeps; 0 for all others.
+/// Returns the weight of each token. It is 0 for tokens that sampling excludes.
 fn weights(logits: &[f32], sampling: &Sampling) -> Vec<f64> {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weight = |logit: f32| (f64::from(logit - most) / f64::from(sampling.temperature)).exp();

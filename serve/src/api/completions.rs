@@ -96,11 +96,11 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         EchoedPrompt::Text(text) => text,
         EchoedPrompt::Tokens(tokens) => of_echo.spelled(&tokens),
     };
-    let echoed: Vec<String> = if echoed.is_empty() {
-        Vec::new()
+    let spell_all = move || echoed.into_iter().map(spell).collect();
+    let echoed: Vec<String> = if shows_special.contains(&true) {
+        app.site.prepare(deadline, 0, || Ok(spell_all())).await?
     } else {
-        let spell_all = move || Ok(echoed.into_iter().map(spell).collect());
-        app.site.prepare(deadline, 0, spell_all).await?
+        spell_all()
     };
     // A complete response repeats the prompt in each choice.
     let repeated = if stream { 1 } else { per_prompt };

@@ -1,6 +1,7 @@
 //! Kernel that traverses decision trees.
 
 use meganeura_core::DType;
+use meganeura_core::ops::NAN_IS_TRUE;
 
 use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task};
 
@@ -19,8 +20,6 @@ pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     },
 }];
 
-/// Bit of a node's feature that is set if NaN counts as true.
-const NAN_IS_TRUE: u32 = 1 << 31;
 /// Number of rows that are traversed together. The processor loads their nodes at the same time.
 const LANES: usize = 16;
 /// Number of rows of a task. The nodes of a tree stay in the cache for all of them.

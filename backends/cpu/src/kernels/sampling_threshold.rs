@@ -95,8 +95,8 @@ fn threshold(level: Level, logits: &[f32], options: Options, sorted: &mut [f32])
     least
 }
 
-/// Returns the logit at which the sum of the weights, in descending order of the logits, reaches the share `top_p` of the sum of
-/// all. Changes the order. Each round halves the range that contains the result, so the time is linear.
+/// Adds weights of logits from the largest logit down, until the sum is at least `top_p` of the total weight. Returns the last
+/// logit. Changes the order of the logits. Each round halves the range that contains the result, so the time is linear.
 fn least_logit(logits: &mut [f32], top_p: f64, weight: impl Fn(f32) -> f64) -> f32 {
     let total = |logits: &[f32]| logits.iter().map(|&logit| weight(logit)).sum::<f64>();
     // The most likely token is kept in any case; its weight is 1.

@@ -70,8 +70,8 @@ pub(super) struct Display {
 /// Maximum number of lines for the epochs of a run.
 const MAX_LINES: usize = 100;
 
-/// Returns true if an epoch, from 1, gets a line: each one, or in a run of many epochs each tenth, for example, and the first and
-/// last one.
+/// Returns true if a line is printed for an epoch, counted from 1. Runs of many epochs print every n-th epoch, the first one and
+/// the last one.
 fn is_shown(epoch: usize, epochs: usize) -> bool {
     let every = epochs.div_ceil(MAX_LINES).max(1);
     epoch.is_multiple_of(every) || epoch == 1 || epoch == epochs
