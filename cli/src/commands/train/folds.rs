@@ -16,6 +16,8 @@ use crate::signals;
 
 /// Number of training examples from which on one validation part is large enough.
 pub(super) const MANY: usize = 2000;
+/// Maximum number of epochs of a larger table, whose validation examples stop the run.
+pub(super) const LARGE_EPOCHS: usize = 80;
 /// Minimum number of examples of a fold.
 const MIN_FOLD: usize = 4;
 /// Minimum relative decrease of the loss for which more or fewer epochs are tried further.

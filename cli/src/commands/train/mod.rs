@@ -36,7 +36,7 @@ pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
 use data::{ExampleFormat, FileOptions, NamedExamples, Source, load};
 use data_set::DataSet;
-use folds::{FoldRuns, Folds, MANY, Network};
+use folds::{FoldRuns, Folds, LARGE_EPOCHS, MANY, Network};
 use logs::Logs;
 use options::RunOptions;
 use report::{Results, conclude, introduce, metrics, summary};
@@ -433,7 +433,9 @@ fn train(args: &Args, ranks: &Ranks) -> Result<Results, Box<dyn Error>> {
         );
     }
     let mut config = config(args, train);
-    config.early_stopping = config.early_stopping.or(early_stopping);
+    if early_stopping.is_some() {
+        (config.early_stopping, config.epochs) = (early_stopping, config.epochs.max(LARGE_EPOCHS));
+    }
     config.distributed = ranks.communicator();
     config.zero1 = args.run.zero1;
     if config.batch_size == 0 {
