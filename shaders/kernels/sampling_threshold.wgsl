@@ -7,6 +7,8 @@
 const LENGTH: u32 = 1000u; // number of logits of a row
 const THREADS: u32 = 256u;
 const BITS: u32 = 2u; // bits that a round of the search finds, by comparing with three keys
+const LOADS: u32 = 8u; // logits that a thread loads at a time, because it waits long for each
+const i: u32 = 0u; // index of repeats
 
 var<storage, read> logits: array<f32>;
 var<storage, read> temperature: array<f32>;
@@ -82,6 +84,12 @@ fn largest(local: u32, own: f32) -> f32 {
     return sums[0];
 }
 
+// Returns the weight of a logit; 0 if its key is below `first`.
+fn weight_of(logit: f32, key: u32, first: u32, most: f32, divisor: f32, is_count: bool) -> f32 {
+    let weight = select(exp((logit - most) / divisor), 1.0, is_count);
+    return select(0.0, weight, key >= first);
+}
+
 // Returns the largest key such that the total weight of logits with this key or a larger one is at least `limit`. Logits
 // below the key `first` do not count. The weight is 1 if `is_count` is true, else the probability relative to the largest
 // logit.
@@ -92,22 +100,17 @@ fn search(local: u32, start: u32, first: u32, limit: f32, most: f32, divisor: f3
         var own0 = 0.0;
         var own1 = 0.0;
         var own2 = 0.0;
-        for (var k = local; k < LENGTH; k += THREADS) {
-            let logit = load(start + k);
-            let key = key_of(logit);
-            if (key >= first && key >= found + bit) {
-                var weight = 1.0;
-                if (!is_count) {
-                    weight = exp((logit - most) / divisor);
-                }
-                own0 += weight;
-                if (key >= found + 2u * bit) {
-                    own1 += weight;
-                }
-                if (key >= found + 3u * bit) {
-                    own2 += weight;
-                }
-            }
+        for (var k = local; k < LENGTH; k += LOADS * THREADS) {
+            // @repeat i < LOADS
+            let logit_i = load(start + min(k + i * THREADS, LENGTH - 1u));
+            // @end
+            // @repeat i < LOADS
+            let key_i = select(0u, key_of(logit_i), k + i * THREADS < LENGTH);
+            let weight_i = weight_of(logit_i, key_i, first, most, divisor, is_count);
+            own0 += select(0.0, weight_i, key_i >= found + bit);
+            own1 += select(0.0, weight_i, key_i >= found + 2u * bit);
+            own2 += select(0.0, weight_i, key_i >= found + 3u * bit);
+            // @end
         }
         join(local, own0, own1, own2);
         // The sums fall from key to key.
@@ -140,8 +143,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     var own = logit_of(first);
-    for (var j = local; j < LENGTH; j += THREADS) {
-        own = max(own, load(start + j));
+    for (var j = local; j < LENGTH; j += LOADS * THREADS) {
+        // @repeat i < LOADS
+        let logit_i = load(start + min(j + i * THREADS, LENGTH - 1u));
+        // @end
+        // @repeat i < LOADS
+        own = max(own, logit_i);
+        // @end
     }
     let most = largest(local, own);
     if (k > 0u && k <= LENGTH) {
@@ -149,11 +157,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     if (p < 1.0) {
         var weight = 0.0;
-        for (var j = local; j < LENGTH; j += THREADS) {
-            let logit = load(start + j);
-            if (key_of(logit) >= first) {
-                weight += exp((logit - most) / divisor);
-            }
+        for (var j = local; j < LENGTH; j += LOADS * THREADS) {
+            // @repeat i < LOADS
+            let logit_i = load(start + min(j + i * THREADS, LENGTH - 1u));
+            // @end
+            // @repeat i < LOADS
+            let key_i = select(0u, key_of(logit_i), j + i * THREADS < LENGTH);
+            weight += weight_of(logit_i, key_i, first, most, divisor, false);
+            // @end
         }
         join(local, weight, 0.0, 0.0);
         // The weight of the largest logit is 1, so it is kept in any case.

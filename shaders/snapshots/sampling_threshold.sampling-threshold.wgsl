@@ -12,6 +12,7 @@ var<storage, read_write> b5: array<f32>;
 const LENGTH: u32 = 1u;
 const THREADS: u32 = 256u;
 const BITS: u32 = 2u;
+const LOADS: u32 = 8u;
 // Sums of all threads for the first key, then for the second and the third.
 var<workgroup> sums: array<f32, 3u * THREADS>;
 fn load(at: u32) -> f32 {
@@ -68,6 +69,11 @@ fn largest(local: u32, own: f32) -> f32 {
     }
     return sums[0];
 }
+// Returns the weight of a logit; 0 if its key is below `first`.
+fn weight_of(logit: f32, key: u32, first: u32, most: f32, divisor: f32, is_count: bool) -> f32 {
+    let weight = select(exp((logit - most) / divisor), 1.0, is_count);
+    return select(0.0, weight, key >= first);
+}
 // Returns the largest key such that the total weight of logits with this key or a larger one is at least `limit`. Logits
 // below the key `first` do not count. The weight is 1 if `is_count` is true, else the probability relative to the largest
 // logit.
@@ -78,22 +84,55 @@ fn search(local: u32, start: u32, first: u32, limit: f32, most: f32, divisor: f3
         var own0 = 0.0;
         var own1 = 0.0;
         var own2 = 0.0;
-        for (var k = local; k < LENGTH; k += THREADS) {
-            let logit = load(start + k);
-            let key = key_of(logit);
-            if (key >= first && key >= found + bit) {
-                var weight = 1.0;
-                if (!is_count) {
-                    weight = exp((logit - most) / divisor);
-                }
-                own0 += weight;
-                if (key >= found + 2u * bit) {
-                    own1 += weight;
-                }
-                if (key >= found + 3u * bit) {
-                    own2 += weight;
-                }
-            }
+        for (var k = local; k < LENGTH; k += LOADS * THREADS) {
+            let logit_0 = load(start + min(k + 0u * THREADS, LENGTH - 1u));
+            let logit_1 = load(start + min(k + 1u * THREADS, LENGTH - 1u));
+            let logit_2 = load(start + min(k + 2u * THREADS, LENGTH - 1u));
+            let logit_3 = load(start + min(k + 3u * THREADS, LENGTH - 1u));
+            let logit_4 = load(start + min(k + 4u * THREADS, LENGTH - 1u));
+            let logit_5 = load(start + min(k + 5u * THREADS, LENGTH - 1u));
+            let logit_6 = load(start + min(k + 6u * THREADS, LENGTH - 1u));
+            let logit_7 = load(start + min(k + 7u * THREADS, LENGTH - 1u));
+            let key_0 = select(0u, key_of(logit_0), k + 0u * THREADS < LENGTH);
+            let weight_0 = weight_of(logit_0, key_0, first, most, divisor, is_count);
+            own0 += select(0.0, weight_0, key_0 >= found + bit);
+            own1 += select(0.0, weight_0, key_0 >= found + 2u * bit);
+            own2 += select(0.0, weight_0, key_0 >= found + 3u * bit);
+            let key_1 = select(0u, key_of(logit_1), k + 1u * THREADS < LENGTH);
+            let weight_1 = weight_of(logit_1, key_1, first, most, divisor, is_count);
+            own0 += select(0.0, weight_1, key_1 >= found + bit);
+            own1 += select(0.0, weight_1, key_1 >= found + 2u * bit);
+            own2 += select(0.0, weight_1, key_1 >= found + 3u * bit);
+            let key_2 = select(0u, key_of(logit_2), k + 2u * THREADS < LENGTH);
+            let weight_2 = weight_of(logit_2, key_2, first, most, divisor, is_count);
+            own0 += select(0.0, weight_2, key_2 >= found + bit);
+            own1 += select(0.0, weight_2, key_2 >= found + 2u * bit);
+            own2 += select(0.0, weight_2, key_2 >= found + 3u * bit);
+            let key_3 = select(0u, key_of(logit_3), k + 3u * THREADS < LENGTH);
+            let weight_3 = weight_of(logit_3, key_3, first, most, divisor, is_count);
+            own0 += select(0.0, weight_3, key_3 >= found + bit);
+            own1 += select(0.0, weight_3, key_3 >= found + 2u * bit);
+            own2 += select(0.0, weight_3, key_3 >= found + 3u * bit);
+            let key_4 = select(0u, key_of(logit_4), k + 4u * THREADS < LENGTH);
+            let weight_4 = weight_of(logit_4, key_4, first, most, divisor, is_count);
+            own0 += select(0.0, weight_4, key_4 >= found + bit);
+            own1 += select(0.0, weight_4, key_4 >= found + 2u * bit);
+            own2 += select(0.0, weight_4, key_4 >= found + 3u * bit);
+            let key_5 = select(0u, key_of(logit_5), k + 5u * THREADS < LENGTH);
+            let weight_5 = weight_of(logit_5, key_5, first, most, divisor, is_count);
+            own0 += select(0.0, weight_5, key_5 >= found + bit);
+            own1 += select(0.0, weight_5, key_5 >= found + 2u * bit);
+            own2 += select(0.0, weight_5, key_5 >= found + 3u * bit);
+            let key_6 = select(0u, key_of(logit_6), k + 6u * THREADS < LENGTH);
+            let weight_6 = weight_of(logit_6, key_6, first, most, divisor, is_count);
+            own0 += select(0.0, weight_6, key_6 >= found + bit);
+            own1 += select(0.0, weight_6, key_6 >= found + 2u * bit);
+            own2 += select(0.0, weight_6, key_6 >= found + 3u * bit);
+            let key_7 = select(0u, key_of(logit_7), k + 7u * THREADS < LENGTH);
+            let weight_7 = weight_of(logit_7, key_7, first, most, divisor, is_count);
+            own0 += select(0.0, weight_7, key_7 >= found + bit);
+            own1 += select(0.0, weight_7, key_7 >= found + 2u * bit);
+            own2 += select(0.0, weight_7, key_7 >= found + 3u * bit);
         }
         join(local, own0, own1, own2);
         // The sums fall from key to key.
@@ -125,8 +164,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     var own = logit_of(first);
-    for (var j = local; j < LENGTH; j += THREADS) {
-        own = max(own, load(start + j));
+    for (var j = local; j < LENGTH; j += LOADS * THREADS) {
+        let logit_0 = load(start + min(j + 0u * THREADS, LENGTH - 1u));
+        let logit_1 = load(start + min(j + 1u * THREADS, LENGTH - 1u));
+        let logit_2 = load(start + min(j + 2u * THREADS, LENGTH - 1u));
+        let logit_3 = load(start + min(j + 3u * THREADS, LENGTH - 1u));
+        let logit_4 = load(start + min(j + 4u * THREADS, LENGTH - 1u));
+        let logit_5 = load(start + min(j + 5u * THREADS, LENGTH - 1u));
+        let logit_6 = load(start + min(j + 6u * THREADS, LENGTH - 1u));
+        let logit_7 = load(start + min(j + 7u * THREADS, LENGTH - 1u));
+        own = max(own, logit_0);
+        own = max(own, logit_1);
+        own = max(own, logit_2);
+        own = max(own, logit_3);
+        own = max(own, logit_4);
+        own = max(own, logit_5);
+        own = max(own, logit_6);
+        own = max(own, logit_7);
     }
     let most = largest(local, own);
     if (k > 0u && k <= LENGTH) {
@@ -134,11 +188,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     if (p < 1.0) {
         var weight = 0.0;
-        for (var j = local; j < LENGTH; j += THREADS) {
-            let logit = load(start + j);
-            if (key_of(logit) >= first) {
-                weight += exp((logit - most) / divisor);
-            }
+        for (var j = local; j < LENGTH; j += LOADS * THREADS) {
+            let logit_0 = load(start + min(j + 0u * THREADS, LENGTH - 1u));
+            let logit_1 = load(start + min(j + 1u * THREADS, LENGTH - 1u));
+            let logit_2 = load(start + min(j + 2u * THREADS, LENGTH - 1u));
+            let logit_3 = load(start + min(j + 3u * THREADS, LENGTH - 1u));
+            let logit_4 = load(start + min(j + 4u * THREADS, LENGTH - 1u));
+            let logit_5 = load(start + min(j + 5u * THREADS, LENGTH - 1u));
+            let logit_6 = load(start + min(j + 6u * THREADS, LENGTH - 1u));
+            let logit_7 = load(start + min(j + 7u * THREADS, LENGTH - 1u));
+            let key_0 = select(0u, key_of(logit_0), j + 0u * THREADS < LENGTH);
+            weight += weight_of(logit_0, key_0, first, most, divisor, false);
+            let key_1 = select(0u, key_of(logit_1), j + 1u * THREADS < LENGTH);
+            weight += weight_of(logit_1, key_1, first, most, divisor, false);
+            let key_2 = select(0u, key_of(logit_2), j + 2u * THREADS < LENGTH);
+            weight += weight_of(logit_2, key_2, first, most, divisor, false);
+            let key_3 = select(0u, key_of(logit_3), j + 3u * THREADS < LENGTH);
+            weight += weight_of(logit_3, key_3, first, most, divisor, false);
+            let key_4 = select(0u, key_of(logit_4), j + 4u * THREADS < LENGTH);
+            weight += weight_of(logit_4, key_4, first, most, divisor, false);
+            let key_5 = select(0u, key_of(logit_5), j + 5u * THREADS < LENGTH);
+            weight += weight_of(logit_5, key_5, first, most, divisor, false);
+            let key_6 = select(0u, key_of(logit_6), j + 6u * THREADS < LENGTH);
+            weight += weight_of(logit_6, key_6, first, most, divisor, false);
+            let key_7 = select(0u, key_of(logit_7), j + 7u * THREADS < LENGTH);
+            weight += weight_of(logit_7, key_7, first, most, divisor, false);
         }
         join(local, weight, 0.0, 0.0);
         // The weight of the largest logit is 1, so it is kept in any case.
