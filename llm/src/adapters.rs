@@ -207,6 +207,9 @@ impl Adapters {
             };
             matrix.values.resize(rows * columns, 0.0);
             convert::to_f32(&tensor, true, &mut matrix.values);
+            if let Some(value) = matrix.values.iter().find(|x| !x.is_finite()) {
+                return Err(damaged(&path, format!("'{name}' contains {value}")));
+            }
         }
         if let Some((name, _)) = pairs
             .iter()

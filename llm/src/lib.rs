@@ -55,7 +55,7 @@ pub use adapters::Adapters;
 pub use chat::{ChatInput, ChatTemplate, Message, RenderedChat};
 pub use checkpoint::{Checkpoint, LoadObserver, LoadedBytes};
 pub use config::{ModelConfig, Projections, SamplingDefaults};
-pub use embedder::{Embedder, EmbedderOptions, EncoderConfig, Pooling, TextEncoder};
+pub use embedder::{Embedder, EmbedderOptions, EncoderConfig, Pooling, TextEncoder, check_vectors};
 pub use engine::{Engine, EngineOptions};
 pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};
 pub use meganeura_nn::layers::WeightStorage;

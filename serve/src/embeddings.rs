@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use meganeura_core::{Error, Result};
-use meganeura_llm::Embedder;
 use meganeura_llm::engine::EngineCounts;
+use meganeura_llm::{Embedder, check_vectors};
 use tokio::sync::oneshot;
 
 use crate::lock::lock;
@@ -183,8 +183,11 @@ fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &WorkerState, most
             for (mut job, count) in std::mem::take(jobs).into_iter().zip(chosen) {
                 job.done.extend(vectors.by_ref().take(count));
                 if job.done.len() == job.texts.len() {
+                    // Other requests of the step are not affected.
+                    let checked = check_vectors(&job.done).map_err(|error| error.to_string());
+                    let answer = checked.map(|()| job.done);
                     // A closed channel means that the client has left.
-                    let _ = job.answer.send(Ok(job.done));
+                    let _ = job.answer.send(answer);
                 } else {
                     left.push((job, count));
                 }

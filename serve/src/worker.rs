@@ -78,12 +78,14 @@ impl Update {
             Progress::Token(chosen) => std::slice::from_ref(chosen),
             Progress::Finished(_) | Progress::Full(_) | Progress::Failed { .. } => &[],
         };
-        let bytes = |chosen: &ChosenToken| {
-            let top = chosen.logprobs.as_ref().map_or(0, |(_, top)| top.len());
-            size_of::<ChosenToken>() + top * size_of::<(u32, f32)>()
-        };
-        size_of::<Self>() + scored.iter().map(bytes).sum::<usize>()
+        size_of::<Self>() + scored.iter().map(size_of_token).sum::<usize>()
     }
+}
+
+/// Returns the size of a token with its log-probabilities in memory, in bytes.
+pub(crate) fn size_of_token(chosen: &ChosenToken) -> usize {
+    let top = chosen.logprobs.as_ref().map_or(0, |(_, top)| top.len());
+    size_of::<ChosenToken>() + top * size_of::<(u32, f32)>()
 }
 
 /// State that the thread reports.

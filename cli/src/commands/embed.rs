@@ -4,7 +4,7 @@ use std::io::{self, BufRead};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use meganeura::llm::{Embedder, EmbedderOptions, Pooling};
+use meganeura::llm::{Embedder, EmbedderOptions, Pooling, check_vectors};
 use serde_json::json;
 
 use super::Outcome;
@@ -70,6 +70,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     if args.similarity {
         let vectors = embedder.embed(&texts)?;
+        check_vectors(&vectors)?;
         return print_similarities(&texts, &vectors);
     }
     let mut tokens = 0;
@@ -80,6 +81,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             .collect::<meganeura::Result<_>>()?;
         tokens += encoded.iter().map(Vec::len).sum::<usize>();
         let vectors = embedder.embed_tokens(&encoded)?;
+        check_vectors(&vectors)?;
         for ((text, ids), vector) in texts.iter().zip(&encoded).zip(vectors) {
             line(json!({"text": text, "tokens": ids.len(), "embedding": vector}))?;
         }

@@ -398,3 +398,17 @@ impl std::fmt::Debug for Embedder {
             .finish_non_exhaustive()
     }
 }
+
+/// Checks that all numbers of vectors are finite. They may not be if a file is damaged, or if a sum overflows.
+///
+/// # Errors
+/// NaN or infinity in a vector.
+pub fn check_vectors(vectors: &[Vec<f32>]) -> Result<()> {
+    if vectors.iter().flatten().all(|x| x.is_finite()) {
+        return Ok(());
+    }
+    Err(Error::misuse(
+        "the vector of a text contains NaN or infinity",
+        "check the model's weights; `step_debug` finds the first operator with a result that is not finite",
+    ))
+}

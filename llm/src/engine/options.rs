@@ -86,6 +86,9 @@ impl Default for EngineOptions {
     }
 }
 
+/// Maximum number of sequences of a step. A step of this size would take tens of gigabytes.
+const MAX_SEQUENCES: usize = 1 << 16;
+
 impl EngineOptions {
     /// Returns the storage types of the matrices of a checkpoint.
     pub(super) fn storage(&self, checkpoint: &Checkpoint) -> StorageMap {
@@ -148,6 +151,12 @@ impl EngineOptions {
         let refuse = |message: String, remedy: &str| Err(Error::misuse(message, remedy));
         if self.sequences == 0 {
             return refuse("expected at least 1 sequence, found 0".into(), "give at least one");
+        }
+        if self.sequences > MAX_SEQUENCES {
+            return refuse(
+                format!("expected at most {MAX_SEQUENCES} sequences, found {}", self.sequences),
+                "further requests wait in the queue",
+            );
         }
         if context == 0 || context > of_model {
             return refuse(

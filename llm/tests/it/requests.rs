@@ -7,10 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use meganeura_core::Result;
 use meganeura_llm::engine::{ChosenToken, Constraint, Event, Finish, SequenceId, SequenceRequest};
 use meganeura_llm::{
-    CacheType, Checkpoint, Engine, EngineOptions, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage,
+    Adapters, CacheType, Checkpoint, Engine, EngineOptions, Generator, GeneratorOptions, ModelConfig, Request,
+    WeightStorage,
 };
+use safetensors::Dtype;
 
-use crate::transformers::{device, expected, folder, ids, logits};
+use crate::transformers::{device, expected, folder, ids, logits, write_tensors};
 
 fn engine(options: EngineOptions) -> Engine {
     let config = ModelConfig::open(&folder("llama")).expect("a configuration");
@@ -348,6 +350,49 @@ fn sequences_with_different_adapters_share_steps_but_no_cache() {
     }
     let error = engine.submit(request(Some(1))).expect_err("no such adapter");
     assert!(error.to_string().contains("adapter"), "{error}");
+}
+
+/// Copies the adapters with other numbers.
+fn adapters_of(number: f32) -> tempfile::TempDir {
+    let target = tempfile::tempdir().expect("a folder");
+    let file = "adapter_model.safetensors";
+    write_tensors(
+        &adapters().join(file),
+        &target.path().join(file),
+        Dtype::F32,
+        |_, _, values| {
+            values.fill(number);
+        },
+    );
+    let config = "adapter_config.json";
+    std::fs::copy(adapters().join(config), target.path().join(config)).expect("copied");
+    target
+}
+
+#[test]
+fn an_adapter_that_overflows_does_not_change_other_sequences() {
+    let (prompt, huge) = (prompt(), adapters_of(3e38));
+    let mut alone = engine(EngineOptions {
+        named_adapters: vec![adapters()],
+        ..EngineOptions::default()
+    });
+    let mut beside = engine(EngineOptions {
+        named_adapters: vec![adapters(), huge.path().to_owned()],
+        ..EngineOptions::default()
+    });
+    for adapter in [None, Some(0)] {
+        let request = || SequenceRequest {
+            adapter,
+            ..SequenceRequest::new(prompt.clone(), 10)
+        };
+        let wanted = generate(&mut alone, request());
+        assert_eq!(generate(&mut beside, request()), wanted, "adapter {adapter:?}");
+    }
+    for number in [f32::NAN, f32::INFINITY] {
+        let folder = adapters_of(number);
+        let error = Adapters::open(folder.path()).expect_err("not finite");
+        assert!(error.to_string().contains(&format!("contains {number}")), "{error}");
+    }
 }
 
 #[test]

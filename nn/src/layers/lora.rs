@@ -160,16 +160,23 @@ impl Adapter {
     #[track_caller]
     pub(super) fn add_to(&self, g: &mut Graph, y: NodeId, x: Value, name: &str) -> NodeId {
         let narrow = g.matmul(x, self.a);
-        let scale = match g.leaf_named(ADAPTER_SCALES_INPUT) {
-            // Rows may have a further axis, of length 1.
-            Some(of_rows) => {
-                let shape = g.shape(narrow).to_vec();
-                g.reshape(of_rows, &shape)
-            }
-            None => g.full(meganeura_core::DType::F32, f64::from(self.scale), &[1]),
-        };
         // Scaling the narrow product is cheapest.
-        let narrow = g.mul(narrow, scale);
+        let narrow = match g.leaf_named(ADAPTER_SCALES_INPUT) {
+            Some(of_rows) => {
+                // Rows may have a further axis, of length 1.
+                let shape = g.shape(narrow).to_vec();
+                let scale = g.reshape(of_rows, &shape);
+                let scaled = g.mul(narrow, scale);
+                // Columns of other adapters do not count, even if their product overflows.
+                let zero = g.scalar(0.0);
+                let is_unused = g.equal(scale, zero);
+                g.select(is_unused, zero, scaled)
+            }
+            None => {
+                let scale = g.full(meganeura_core::DType::F32, f64::from(self.scale), &[1]);
+                g.mul(narrow, scale)
+            }
+        };
         let added = g.matmul(narrow, self.b);
         let y = g.add(y, added);
         g.named(y, name)

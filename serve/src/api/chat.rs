@@ -90,6 +90,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         app,
         tools,
         answers: std::iter::repeat_with(PartialAnswer::default).take(choices).collect(),
+        rest: None,
     };
     if stream {
         Ok(stream::events(generation, choices, include_usage, format))
@@ -341,6 +342,15 @@ struct Chat {
     tools: OfferedTools,
     /// Answers that are kept until they are complete.
     answers: Vec<PartialAnswer>,
+    /// The rest of a complete answer in a stream.
+    rest: Option<AnswerRest>,
+}
+
+/// Log-probabilities of a streamed answer that are not sent yet, and the end of the answer.
+struct AnswerRest {
+    choice: usize,
+    chosen: std::vec::IntoIter<ChosenToken>,
+    finish: &'static str,
 }
 
 /// Part of an answer that was generated so far.
@@ -369,29 +379,31 @@ impl Chat {
         self.with("chat.completion.chunk", vec![choice]).into()
     }
 
-    /// Parses the complete text of a choice that was not streamed, and returns its events.
+    /// Parses the complete text of a choice that was not streamed, and returns its first event.
     fn parsed(&mut self, choice: usize, finish: &'static str) -> Vec<StreamEvent> {
         let PartialAnswer { text, chosen, .. } = std::mem::take(&mut self.answers[choice]);
-        let logprobs: Vec<Value> = chosen
-            .iter()
-            .filter_map(|chosen| stream::chat_logprob(&self.app, chosen))
-            .collect();
         let Answer { content, calls } = self.tools.answer(&text);
-        if calls.is_empty() {
-            return vec![
-                self.chunk(choice, json!({"content": content}), None, logprobs),
-                self.chunk(choice, json!({}), Some(finish), Vec::new()),
-            ];
-        }
-        let listed: Vec<Value> = calls.iter().enumerate().map(|(i, call)| call.json(Some(i))).collect();
-        let mut delta = json!({"tool_calls": listed});
-        if !content.is_empty() {
-            delta["content"] = Value::String(content);
-        }
-        vec![
-            self.chunk(choice, delta, None, logprobs),
-            self.chunk(choice, json!({}), Some(finish_of_calls(finish)), Vec::new()),
-        ]
+        let (delta, finish) = if calls.is_empty() {
+            (json!({"content": content}), finish)
+        } else {
+            let listed: Vec<Value> = calls.iter().enumerate().map(|(i, call)| call.json(Some(i))).collect();
+            let mut delta = json!({"tool_calls": listed});
+            if !content.is_empty() {
+                delta["content"] = Value::String(content);
+            }
+            (delta, finish_of_calls(finish))
+        };
+        let mut chosen = chosen.into_iter();
+        let first = self.chunk(choice, delta, None, self.part(&mut chosen));
+        self.rest = Some(AnswerRest { choice, chosen, finish });
+        vec![first]
+    }
+
+    /// Returns the next log-probabilities for an event.
+    fn part(&self, chosen: &mut std::vec::IntoIter<ChosenToken>) -> Vec<Value> {
+        let part = chosen.take(stream::PART_TOKENS);
+        part.filter_map(|chosen| stream::chat_logprob(&self.app, &chosen))
+            .collect()
     }
 }
 
@@ -423,6 +435,17 @@ impl Format for Chat {
             values.push(self.chunk(piece.choice, json!({}), Some(finish), Vec::new()));
         }
         values
+    }
+
+    fn next_part(&mut self) -> Option<StreamEvent> {
+        let mut rest = self.rest.take()?;
+        let part = self.part(&mut rest.chosen);
+        if part.is_empty() {
+            return Some(self.chunk(rest.choice, json!({}), Some(rest.finish), Vec::new()));
+        }
+        let event = self.chunk(rest.choice, json!({}), None, part);
+        self.rest = Some(rest);
+        Some(event)
     }
 
     fn usage(&self, usage: Usage) -> Value {

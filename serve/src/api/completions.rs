@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use meganeura_llm::engine::ChosenToken;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -116,6 +117,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         shows_special,
         first_tokens,
         per_prompt,
+        scored: None,
     };
     if stream {
         Ok(stream::events(generation, choices, include_usage, format))
@@ -198,16 +200,20 @@ struct Completions {
     first_tokens: Vec<u32>,
     /// Number of choices for each prompt.
     per_prompt: usize,
+    /// Tokens of a scored prompt that are not sent yet, and its choice.
+    scored: Option<(usize, std::vec::IntoIter<ChosenToken>)>,
 }
 
 impl Completions {
-    /// Adds the tokens of a part of a choice to the log-probabilities and token ids.
-    fn push(&mut self, piece: &Piece) {
-        if let Some(scored) = &piece.scored {
-            let (logprobs, prompt) = (&mut self.logprobs[piece.choice], piece.choice / self.per_prompt);
+    /// Adds the tokens of a part of a choice to the log-probabilities and token ids. Of a scored prompt, adds at most `most`
+    /// tokens, and keeps the others for further events.
+    fn push(&mut self, piece: Piece, most: usize) {
+        if let Some(scored) = piece.scored {
+            let prompt = piece.choice / self.per_prompt;
             let shows_special = self.shows_special.get(prompt) == Some(&true);
-            logprobs.push_first(self.first_tokens[prompt], shows_special);
-            scored.iter().for_each(|chosen| logprobs.push(chosen, shows_special));
+            self.logprobs[piece.choice].push_first(self.first_tokens[prompt], shows_special);
+            self.scored = Some((piece.choice, scored.into_iter()));
+            self.push_scored(most);
         }
         if let Some(chosen) = &piece.chosen {
             self.logprobs[piece.choice].push(chosen, false);
@@ -215,6 +221,17 @@ impl Completions {
                 token_ids[piece.choice].push(chosen.token);
             }
         }
+    }
+
+    /// Adds at most `most` tokens of the scored prompt. Returns its choice if it had any tokens left.
+    fn push_scored(&mut self, most: usize) -> Option<usize> {
+        let (choice, mut scored) = self.scored.take().filter(|(_, scored)| scored.len() > 0)?;
+        let shows_special = self.shows_special.get(choice / self.per_prompt) == Some(&true);
+        for chosen in scored.by_ref().take(most) {
+            self.logprobs[choice].push(&chosen, shows_special);
+        }
+        self.scored = Some((choice, scored));
+        Some(choice)
     }
 
     /// Returns a choice as JSON, with the log-probabilities and ids of the tokens pushed since the last call.
@@ -255,13 +272,20 @@ impl Format for Completions {
     }
 
     fn piece(&mut self, piece: Piece) -> Vec<StreamEvent> {
-        self.push(&piece);
         let has_tokens = (self.token_ids.is_some() && piece.chosen.is_some()) || piece.scored.is_some();
-        if piece.text.is_empty() && piece.finish.is_none() && !has_tokens {
+        let (index, text, finish) = (piece.choice, piece.text.clone(), piece.finish);
+        self.push(piece, stream::PART_TOKENS);
+        if text.is_empty() && finish.is_none() && !has_tokens {
             return Vec::new();
         }
-        let choice = self.choice(piece.choice, &piece.text, piece.finish);
+        let choice = self.choice(index, &text, finish);
         vec![self.with(vec![choice]).into()]
+    }
+
+    fn next_part(&mut self) -> Option<StreamEvent> {
+        let index = self.push_scored(stream::PART_TOKENS)?;
+        let choice = self.choice(index, "", None);
+        Some(self.with(vec![choice]).into())
     }
 
     fn usage(&self, usage: Usage) -> Value {
@@ -271,10 +295,10 @@ impl Format for Completions {
     }
 
     fn keep(&mut self, piece: Piece) {
-        self.push(&piece);
         let (text, finish) = &mut self.texts[piece.choice];
         text.push_str(&piece.text);
         *finish = piece.finish.or(*finish);
+        self.push(piece, usize::MAX);
     }
 
     fn whole(&mut self, usage: Usage) -> serde_json::Result<String> {

@@ -13,11 +13,12 @@ use tokio::time::{Instant, timeout_at};
 use super::App;
 use super::error::ApiError;
 use super::request::TextOptions;
+use super::stream::logprob_bytes;
 use crate::grammar::{Compiled, Grammar};
 use crate::preparation::{Abandonment, GRAMMAR_LIMITS, GRAMMAR_TIMEOUT, GrammarRoom, NotPrepared, size_of_grammar};
 use crate::text::{StopStrings, Text};
 use crate::unsent::{LimitReached, RequestBytes};
-use crate::worker::{Job, Progress, QueueFull, Update};
+use crate::worker::{Job, Progress, QueueFull, Update, size_of_token};
 
 /// Choices of a request while they are generated.
 pub(crate) struct Generation {
@@ -65,16 +66,22 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Returns the number of bytes that the piece takes in a complete answer, with `each` bytes for a log-probability.
-    pub(crate) fn bytes(&self, each: usize) -> usize {
-        let entries = |chosen: &ChosenToken| chosen.logprobs.as_ref().map_or(0, |(_, top)| 1 + top.len());
-        let logprobs: usize = self
-            .chosen
-            .iter()
-            .chain(self.scored.iter().flatten())
-            .map(entries)
-            .sum();
-        size_of::<Piece>() + self.text.len() + logprobs * each
+    /// Returns the number of bytes that the piece takes in memory.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        let tokens = self.chosen.iter().chain(self.scored.iter().flatten());
+        size_of::<Piece>() + self.text.len() + tokens.map(size_of_token).sum::<usize>()
+    }
+
+    /// Returns the number of bytes that the piece takes in an answer; `each` returns the bytes of a log-probability, given its
+    /// token.
+    pub(crate) fn bytes(&self, each: impl Fn(u32) -> usize) -> usize {
+        let entries = |chosen: &ChosenToken| {
+            let top = chosen.logprobs.iter().flat_map(|(_, top)| top);
+            let own = chosen.logprobs.iter().map(|_| each(chosen.token));
+            own.chain(top.map(|(token, _)| each(*token))).sum::<usize>()
+        };
+        let logprobs = self.chosen.iter().chain(self.scored.iter().flatten());
+        size_of::<Piece>() + self.text.len() + logprobs.map(entries).sum::<usize>()
     }
 }
 
@@ -353,6 +360,19 @@ impl Generation {
     /// A limit that they exceed.
     pub(crate) fn keep(&self, bytes: usize) -> Result<(), ApiError> {
         self.unsent.add(bytes).map_err(too_much)
+    }
+
+    /// Releases bytes that were counted by [`keep`](Self::keep).
+    pub(crate) fn release(&self, bytes: usize) {
+        self.unsent.remove(bytes);
+    }
+
+    /// Counts the bytes of a piece of an answer that is written when it is complete.
+    ///
+    /// # Errors
+    /// A limit that they exceed.
+    pub(crate) fn keep_written(&self, piece: &Piece) -> Result<(), ApiError> {
+        self.keep(piece.bytes(|token| logprob_bytes(&self.app, token)))
     }
 
     /// Returns the counter of the request's unsent bytes.

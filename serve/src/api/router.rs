@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -167,7 +168,17 @@ async fn models(State(site): State<Arc<Site>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [described(&site)]}))
 }
 
-async fn model(State(site): State<Arc<Site>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+/// The name of a model in a path, or why it is none.
+type NameInPath = Result<Path<String>, PathRejection>;
+
+/// Returns the name of a model in a path.
+fn name_in(path: NameInPath) -> Result<String, ApiError> {
+    let Path(name) = path.map_err(|e| ApiError::bad(format!("the path has no name of a model: {e}")))?;
+    Ok(name)
+}
+
+async fn model(State(site): State<Arc<Site>>, path: NameInPath) -> Result<Json<Value>, ApiError> {
+    let id = name_in(path)?;
     request::check_name(&id, &site.model, true)?;
     Ok(Json(described(&site)))
 }
@@ -178,7 +189,8 @@ async fn models_with_adapters(State(app): State<Arc<App>>) -> Json<Value> {
     Json(json!({"object": "list", "data": data}))
 }
 
-async fn model_or_adapter(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+async fn model_or_adapter(State(app): State<Arc<App>>, path: NameInPath) -> Result<Json<Value>, ApiError> {
+    let id = name_in(path)?;
     let site = &app.site;
     if let Some(adapter) = app.adapters.iter().find(|name| format!("{}:{name}", site.model) == id) {
         return Ok(Json(described_adapter(site, adapter)));

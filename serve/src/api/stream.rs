@@ -41,6 +41,11 @@ pub(crate) trait Format: Send + 'static {
     /// Returns the events of a piece; none if the piece is kept until the choice is complete.
     fn piece(&mut self, piece: Piece) -> Vec<StreamEvent>;
 
+    /// Returns the next event with a part of a long list, before the next piece; `None` if nothing is left.
+    fn next_part(&mut self) -> Option<StreamEvent> {
+        None
+    }
+
     /// Returns the data of the event with the numbers of tokens, for streams that ask for it.
     fn usage(&self, usage: Usage) -> Value;
 
@@ -90,7 +95,7 @@ pub(crate) struct CompleteResponse<'a, C> {
 /// Generates all choices, and returns the complete response.
 pub(crate) async fn whole(mut generation: Generation, mut format: impl Format) -> Result<Response, ApiError> {
     while let Some(piece) = generation.next().await? {
-        generation.keep(piece.bytes(TEXT_BYTES))?;
+        generation.keep_written(&piece)?;
         format.keep(piece);
     }
     // A large answer takes long to write.
@@ -120,11 +125,13 @@ struct State<F> {
     due: std::collections::VecDeque<StreamEvent>,
     choices: usize,
     include_usage: bool,
+    /// Counted bytes of the scored prompt whose parts are being sent.
+    parts_bytes: usize,
 }
 
-/// Estimated bytes of a log-probability as JSON text, and as a JSON value in memory.
-const TEXT_BYTES: usize = 100;
-const VALUE_BYTES: usize = 600;
+/// Maximum number of tokens with log-probabilities in an event. Longer lists are sent in parts, so that they need little
+/// memory, and other requests do not wait.
+pub(crate) const PART_TOKENS: usize = 32;
 
 /// Time after which an idle stream sends a comment, to detect clients that have left.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -138,6 +145,7 @@ pub(crate) fn events(generation: Generation, choices: usize, include_usage: bool
         due: Default::default(),
         choices,
         include_usage,
+        parts_bytes: 0,
     };
     let events = unfold(state, |mut state| async move {
         let event = state.next().await?;
@@ -158,6 +166,15 @@ impl<F: Format> State<F> {
                 };
                 return Some(event.data(json));
             }
+            // After an error, no further parts are sent.
+            if matches!(self.place, StreamProgress::Pieces)
+                && let Some(event) = self.format.next_part()
+            {
+                self.due.push_back(event);
+                tokio::task::yield_now().await;
+                continue;
+            }
+            self.generation.release(std::mem::take(&mut self.parts_bytes));
             match self.place {
                 StreamProgress::Begin(choice) if choice < self.choices => {
                     self.due.extend(self.format.begin(choice));
@@ -166,14 +183,19 @@ impl<F: Format> State<F> {
                 StreamProgress::Begin(_) => self.place = StreamProgress::Pieces,
                 StreamProgress::Pieces => match self.generation.next().await {
                     Ok(Some(piece)) => {
-                        let bytes = piece.bytes(VALUE_BYTES);
+                        let bytes = piece.kept_bytes();
+                        let has_parts = piece.scored.is_some();
                         let events = self.format.piece(piece);
-                        // A piece that is kept back.
-                        if events.is_empty()
+                        // A piece that is kept back, at least in part.
+                        if (events.is_empty() || has_parts)
                             && let Err(error) = self.generation.keep(bytes)
                         {
                             self.due.push_back(self.format.error(&error));
                             self.place = StreamProgress::Done;
+                            continue;
+                        }
+                        if has_parts {
+                            self.parts_bytes = bytes;
                         }
                         self.due.extend(events);
                     }
@@ -208,6 +230,17 @@ pub(crate) fn spelled(app: &App, token: u32) -> (String, &[u8]) {
         Some(TokenBytes::None) | None => &[],
     };
     (String::from_utf8_lossy(bytes).into_owned(), bytes)
+}
+
+/// Returns the estimated bytes of a log-probability as JSON text: numbers and names of fields, the characters of the token,
+/// of which some are escaped, and its bytes as numbers.
+pub(crate) fn logprob_bytes(app: &App, token: u32) -> usize {
+    let length = match app.token_bytes().get(token as usize) {
+        Some(TokenBytes::Text(bytes)) => bytes.len(),
+        Some(TokenBytes::Special(name)) => name.len(),
+        Some(TokenBytes::None) | None => 0,
+    };
+    64 + 6 * length
 }
 
 /// Returns the name of a token in the log-probabilities of completions: its text, or `bytes:\xf0\x9f` if its bytes are

@@ -77,7 +77,7 @@ fn without_template() -> tempfile::TempDir {
 }
 
 /// Creates a temporary folder with a small model whose chat template supports tools.
-fn with_tools() -> tempfile::TempDir {
+pub(crate) fn with_tools() -> tempfile::TempDir {
     let folder = without_template();
     let config = std::fs::read_to_string(model("llama").join("config.json")).expect("a configuration");
     // Descriptions of tools are long; positions are no weights.

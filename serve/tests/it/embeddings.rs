@@ -264,3 +264,48 @@ fn options_of_encoders_are_refused_by_text_models() {
         );
     }
 }
+
+/// Copies the encoder, with NaN as the embedding of token 7.
+fn damaged() -> tempfile::TempDir {
+    let (from, to) = (encoder("bert"), tempfile::tempdir().expect("a folder"));
+    for file in [
+        "config.json",
+        "tokenizer.json",
+        "modules.json",
+        "sentence_bert_config.json",
+    ] {
+        std::fs::copy(from.join(file), to.path().join(file)).expect("copied");
+    }
+    std::fs::create_dir(to.path().join("1_Pooling")).expect("a folder");
+    std::fs::copy(
+        from.join("1_Pooling/config.json"),
+        to.path().join("1_Pooling/config.json"),
+    )
+    .expect("copied");
+    let mut bytes = std::fs::read(from.join("model.safetensors")).expect("a fixture");
+    // The file begins with the length of a JSON header, which contains the offsets of the tensors.
+    let header = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes")) as usize;
+    let tensors: Value = serde_json::from_slice(&bytes[8..8 + header]).expect("a header");
+    let table = &tensors["embeddings.word_embeddings.weight"];
+    let [start, width] =
+        [&table["data_offsets"][0], &table["shape"][1]].map(|n| n.as_u64().expect("a number") as usize);
+    for at in (0..width).map(|column| 8 + header + start + 4 * (7 * width + column)) {
+        bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(to.path().join("model.safetensors"), bytes).expect("written");
+    to
+}
+
+#[test]
+fn a_vector_that_is_not_finite_is_an_error() {
+    let folder = damaged();
+    let server = TestServer::with(ServerOptions {
+        model: folder.path().to_owned(),
+        ..of("bert")
+    });
+    let response = server.post("/v1/embeddings", &json!({"input": [5, 7, 9]}));
+    assert_eq!(response.status, 500, "{}", response.body);
+    assert!(response.body.contains("NaN or infinity"), "{}", response.body);
+    let response = server.post("/v1/embeddings", &json!({"input": [5, 8, 9]}));
+    assert_eq!(response.status, 200, "{}", response.body);
+}

@@ -13,6 +13,7 @@ mod hostile;
 #[cfg(target_os = "linux")]
 mod hostile_soak;
 mod limits;
+mod long_lists;
 mod rerank;
 mod responses;
 #[cfg(target_os = "linux")]
