@@ -25,6 +25,7 @@ files! {
     ATTENTION_BACKWARD_QUERIES_COOP "attention_backward_queries_coop";
     ATTENTION_CACHED "attention_cached";
     ATTENTION_CACHED_ELEMENTS "attention_cached_elements";
+    ATTENTION_CACHED_GROUPED "attention_cached_grouped";
     ATTENTION_CACHED_JOIN "attention_cached_join";
     ATTENTION_FORWARD "attention_forward";
     ATTENTION_FORWARD_COOP "attention_forward_coop";
@@ -48,6 +49,7 @@ files! {
     POOL_AVG_GRAD "pool_avg_grad";
     POOL_MAX "pool_max";
     POOL_MAX_CHANNELS "pool_max_channels";
+    QUANTIZED_CACHE_WRITE "quantized_cache_write";
     REDUCE "reduce";
     REDUCE_JOIN "reduce_join";
     SAMPLING_THRESHOLD "sampling_threshold";

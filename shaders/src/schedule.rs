@@ -34,6 +34,8 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("attention_coop.v2", &["queries", "keys"]),
     // Number of keys of a tile, of threads that share a key, and of workgroups that share the keys of a query.
     ("attention_cached.v2", &["keys", "sharing", "workgroups"]),
+    // Number of query heads of a workgroup, and of workgroups that share their keys.
+    ("attention_cached_grouped.v1", &["heads", "workgroups"]),
     ("attention_cached_elements.v2", &[]),
 ];
 

@@ -34,7 +34,7 @@ pub(crate) struct Args {
     weights: Option<WeightStorage>,
 
     /// Storage type of the KV cache in the memory estimate.
-    #[arg(long, value_name = "f32|f16", value_parser = cache_type, default_value = "f32")]
+    #[arg(long, value_name = "f32|f16|q8", value_parser = cache_type, default_value = "f32")]
     cache_type: CacheType,
 
     /// Sequence length in the memory estimate, in tokens [default: 4096, or the model's context if that is shorter]

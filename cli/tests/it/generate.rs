@@ -122,7 +122,11 @@ fn what_cannot_be_is_one_clear_error() {
             "do not fit into a cache of 128 rows",
         ),
         (&["--prompt", "a", "--cache", "1000"], "1 to 128 rows"),
-        (&["--prompt", "a", "--cache-type", "q8"], "there are f32, f16"),
+        (&["--prompt", "a", "--cache-type", "q4"], "there are f32, f16, q8"),
+        (
+            &["--prompt", "a", "--cache-type", "q8"],
+            "a cache of q8 needs a multiple of 64",
+        ),
         (
             &["--prompt-ids", "5,999"],
             "token 999 is not in the model's vocabulary of 320",

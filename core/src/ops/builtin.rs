@@ -10,9 +10,9 @@ use super::{
     elementwise, expand, expert_matmul, flip, fused, fused_cache_write, gated, gather, group_norm, group_norm_silu,
     huber, kl_div, l1, layer_norm, loss_scale, masked_fill, masked_scatter, matmul, matmul_add, max_pool2d_grad,
     max_pool2d_nhwc, min_reduce, mse, narrow, nll, norm_grad, norm_grad_add, one_hot, optimizer, pad,
-    paged_cache_write, permute, pool2d, prod, put_along_axis, quantized, random, recurrent, reduce, reshape, rms_norm,
-    rms_norm_matmul, rope, sampling_threshold, scatter, scatter_add, select, slice, softmax, split, stop_gradient,
-    sum_squares, take_along_axis, tile, top_k, triangle, upsample2d, variance, write,
+    paged_cache_write, permute, pool2d, prod, put_along_axis, quantized, quantized_cache_write, random, recurrent,
+    reduce, reshape, rms_norm, rms_norm_matmul, rope, sampling_threshold, scatter, scatter_add, select, slice, softmax,
+    split, stop_gradient, sum_squares, take_along_axis, tile, top_k, triangle, upsample2d, variance, write,
 };
 
 inventory::submit!(BuiltinOps(builtin));
@@ -115,6 +115,7 @@ fn builtin() -> Vec<OpRef> {
         quantized::Dequantize,
         quantized::QuantizedMatMul,
         quantized::QuantizedMatMulAdd,
+        quantized_cache_write::QuantizedCacheWrite,
         random::RandomBits,
         recurrent::Gru,
         recurrent::GruGrad,

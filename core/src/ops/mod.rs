@@ -90,6 +90,7 @@ mod positions;
 mod prod;
 mod put_along_axis;
 mod quantized;
+mod quantized_cache_write;
 mod random;
 mod recurrent;
 mod reduce;
@@ -116,7 +117,7 @@ mod write;
 
 pub use operator::*;
 
-pub use attention::{AttentionDims, AttentionOptions, PagedDims};
+pub use attention::{AttentionDims, AttentionOptions, PagedDims, cache_scales};
 pub use cache_write::CacheDims;
 pub use composite::{Composite, Decompose, graph_flops};
 pub use conv_transpose2d::ConvTranspose2dOptions;
@@ -133,6 +134,7 @@ pub use optimizer::AdamScalars;
 pub use paged_cache_write::PagedWriteDims;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use quantized::QuantizedDims;
+pub use quantized_cache_write::{QuantizedWriteDims, SequenceRows};
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
 pub use rope::{RopeDims, RopeScaling};
 pub use upsample2d::AxisTaps;

@@ -4,6 +4,7 @@ use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::Graph;
+use crate::quantization::BLOCK;
 use crate::random::SplitMix64;
 use crate::shape::{Shape, TensorType};
 
@@ -15,6 +16,8 @@ pub enum Fill {
     Range(f64, f64),
     /// Integers in `0..bound`.
     Below(u32),
+    /// Odd integers in `-bound..=bound`; the bound is odd.
+    Odd(u32),
     /// Zeros and ones.
     Mask,
     /// Rows of non-negative numbers that sum to one along the last axis.
@@ -69,6 +72,23 @@ impl Sample {
             // Half a unit in the last place of 11 bits.
             self.tolerance = self.tolerance.max(2f64.powi(-11));
         }
+        self
+    }
+
+    /// Replaces the plain caches of a call of attention, operands 1 and 2, by quantized ones. Their numbers are up to 512,
+    /// so the factor of the scores is small.
+    pub(super) fn with_quantized_caches(mut self) -> Self {
+        self.label += ", quantized";
+        for operand in [1, 2] {
+            let shape = &self.inputs[operand].shape;
+            let (width, rows) = shape.split_last().map_or((0, &[][..]), |(width, rows)| (*width, rows));
+            let of_row = |count: usize| [rows, &[count]].concat();
+            let words = SampleInput::below(&of_row(width / 4), u32::MAX as usize);
+            let scales = SampleInput::filled(DType::F16, &of_row(width / BLOCK), Fill::Below(5));
+            self.inputs[operand] = words;
+            self.inputs.push(scales);
+        }
+        self.attrs = self.attrs.with("scale", 1e-4);
         self
     }
 
@@ -167,6 +187,10 @@ impl SampleInput {
                 })
                 .collect(),
             Fill::Below(bound) => (0..len).map(|_| rng.below(bound as usize) as f64).collect(),
+            Fill::Odd(bound) => {
+                let integer = |_| 2.0 * rng.below(bound as usize + 1) as f64 - f64::from(bound);
+                (0..len).map(integer).collect()
+            }
             Fill::Mask => (0..len).map(|_| rng.below(2) as f64).collect(),
             Fill::Constant(c) => vec![c; len],
             Fill::Probabilities => probabilities(len, self.shape.last().copied().unwrap_or(1), rng),

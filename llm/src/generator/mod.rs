@@ -14,7 +14,7 @@ use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Graph, Result, Session, select};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::{CacheType, KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS, kv_cache_names};
+use meganeura_nn::models::{CacheType, KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS};
 
 use crate::adapters::{Adapters, PackedAdapters};
 use crate::checkpoint::{Checkpoint, LoadObserver};
@@ -471,7 +471,8 @@ impl Generator {
         if self.cached.is_empty() {
             return Ok(Vec::new());
         }
-        let names = (0..self.config.network.layers).flat_map(kv_cache_names);
+        let network = &self.config.network;
+        let names = (0..network.layers).flat_map(|layer| network.cache_names(layer));
         let read = |name: String| Ok((name.clone(), session.try_read_parameter_bytes(&name)?));
         names.map(read).collect()
     }

@@ -16,6 +16,7 @@ mod half_files;
 mod library;
 #[path = "../../../tests/common/one_token.rs"]
 mod one_token;
+mod quantized_cache;
 mod requests;
 mod text_stream;
 mod tokenizer;

@@ -123,12 +123,12 @@ fn norm(x: impl IntoIterator<Item = f32>) -> f32 {
     x.into_iter().map(|x| x * x).sum::<f32>().sqrt()
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
     norm(a.iter().zip(b).map(|(a, b)| a - b)) / norm(b.iter().copied())
 }
 
 /// Returns the numbers of a tensor in `f32`.
-fn numbers(view: &TensorView) -> Vec<f32> {
+pub(crate) fn numbers(view: &TensorView) -> Vec<f32> {
     let halves = view.data().as_chunks().0.iter();
     match view.dtype() {
         Dtype::F32 => {

@@ -5,7 +5,7 @@ use meganeura_core::ops::{AttentionOptions, RopeScaling};
 use meganeura_core::{DType, Graph, Init, NodeId};
 
 use super::{
-    Fault, Linear, LinearConfig, LongRope, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads,
+    Fault, KvCache, Linear, LinearConfig, LongRope, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads,
     check_rotary_dim, check_theta, reject, scoped,
 };
 
@@ -390,15 +390,17 @@ impl SelfAttention {
     /// `[..., capacity, kv_heads * head_dim]`, states or parameters. `kv_pos` is `u32 [...]`, one
     /// number for each sequence, or `[1]`. A row sees itself and earlier ones.
     #[track_caller]
-    pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
-        let x = x.into();
+    pub fn forward_cached(
+        &self,
+        g: &mut Graph,
+        x: impl Into<Value>,
+        cache: impl Into<KvCache>,
+        kv_pos: NodeId,
+    ) -> NodeId {
+        let (x, cache) = (x.into(), cache.into());
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, RowPositions::of(kv_pos, rows_of(g, cache[0].into())));
-            let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
-                let written = g.cache_write(new, cache, kv_pos);
-                g.named(written, &self.name)
-            });
-            let y = g.cached_attention_with(q, k, v, kv_pos, self.options());
+            let heads = self.heads(g, x, RowPositions::of(kv_pos, cache.rows(g)));
+            let y = cache.attend(g, heads, kv_pos, self.options(), &self.name);
             self.finish(g, y)
         })
     }
@@ -408,23 +410,25 @@ impl SelfAttention {
     /// `[blocks, block_rows, kv_heads * head_dim]`, states or parameters; `at` contains the slots,
     /// and the blocks that each row sees.
     #[track_caller]
-    pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
-        let x = x.into();
+    pub fn forward_paged(
+        &self,
+        g: &mut Graph,
+        x: impl Into<Value>,
+        cache: impl Into<KvCache>,
+        at: PagedRows,
+    ) -> NodeId {
+        let (x, cache) = (x.into(), cache.into());
         g.within(self.config.description(&self.name), |g| {
             // Positions belong to sequences, so each row becomes a sequence of one row.
             let rows = g.shape(x).first().copied().unwrap_or_default();
             let of_sequences = g.reshape(x, &[rows, 1, self.config.dim]);
             let blocks = g.shape(at.block_table).last().copied().unwrap_or_default();
-            let place = RowPositions::of(at.positions, blocks.saturating_mul(rows_of(g, cache[0].into())));
-            let [q, k, v] = self.heads(g, of_sequences.into(), place).map(|y| {
+            let place = RowPositions::of(at.positions, blocks.saturating_mul(cache.rows(g)));
+            let heads = self.heads(g, of_sequences.into(), place).map(|y| {
                 let width = g.shape(y).last().copied().unwrap_or_default();
                 g.reshape(y, &[rows, width])
             });
-            let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
-                let written = g.paged_cache_write(new, cache, at.slots);
-                g.named(written, &self.name)
-            });
-            let y = g.paged_attention(q, k, v, at.positions, at.block_table, self.options());
+            let y = cache.attend_paged(g, heads, at, self.options(), &self.name);
             self.finish(g, y)
         })
     }

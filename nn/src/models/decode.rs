@@ -1,9 +1,10 @@
 //! Graphs for text generation with a language model.
 
+use meganeura_core::quantization::BLOCK;
 use meganeura_core::{DType, Graph, NodeId};
 
-use super::{LlamaConfig, TOKENS};
-use crate::layers::{ADAPTER_SCALES_INPUT, PagedRows};
+use super::{CacheType, LlamaConfig, TOKENS};
+use crate::layers::{ADAPTER_SCALES_INPUT, KvCache, PagedRows};
 
 /// Name of the input with the number of cached tokens.
 pub const KV_POS: &str = "kv_pos";
@@ -44,9 +45,16 @@ pub struct PagedCache {
     pub table_len: usize,
 }
 
-/// Returns the names of the parameters that cache the keys and the values of a layer.
+/// Returns the names of the parameters that cache the keys and the values of a layer. Caches of [`CacheType::Q8`] have scales,
+/// too: [`LlamaConfig::cache_names`].
 pub fn kv_cache_names(layer: usize) -> [String; 2] {
     ["k", "v"].map(|which| format!("kv_cache.layer.{layer}.{which}"))
+}
+
+/// Returns the names of the parameters with the scales of cached keys and values of a layer, which caches of
+/// [`CacheType::Q8`] have.
+pub fn kv_scale_names(layer: usize) -> [String; 2] {
+    kv_cache_names(layer).map(|name| name + "_scales")
 }
 
 /// The rows of a [`LlamaConfig::decode_graph`] that have logits.
@@ -86,7 +94,8 @@ impl LlamaConfig {
     /// `u32 [batch..., rows]`, and `kv_pos`, the number of cached tokens of each sequence,
     /// `u32 [batch...]`, or `[1]` for one. Each layer's keys and values are written into parameters
     /// named by [`kv_cache_names`], `[batch..., capacity, kv_width]` of
-    /// [`LlamaConfig::cache_type`], which are not trained. Output: the logits,
+    /// [`LlamaConfig::cache_type`], which are not trained. Caches of [`CacheType::Q8`] are words
+    /// `u32 [..., kv_width / 4]`, with scales `f16 [..., kv_width / 32]` named by [`kv_scale_names`]. Output: the logits,
     /// `f32 [batch..., rows, vocab]`, or `[batch..., 1, vocab]` of one row.
     #[track_caller]
     pub fn decode_graph(&self, batch: &[usize], rows: usize, capacity: usize, logits: LogitsOf) -> Graph {
@@ -115,7 +124,8 @@ impl LlamaConfig {
     /// [`LlamaConfig::lora_per_row`] [`ADAPTER_SCALES`]. A row whose slot is `blocks * block_rows`
     /// is unused. Each layer's keys and values are written into parameters named by
     /// [`kv_cache_names`], `[blocks, block_rows, kv_width]` of [`LlamaConfig::cache_type`], which
-    /// are not trained. Output: the logits, `f32 [logits, vocab]`.
+    /// are not trained. Caches of [`CacheType::Q8`] are words and scales, as for
+    /// [`LlamaConfig::decode_graph`]. Output: the logits, `f32 [logits, vocab]`.
     #[track_caller]
     pub fn paged_graph(&self, rows: usize, cache: PagedCache, logits: usize) -> Graph {
         let mut g = Graph::new();
@@ -196,12 +206,40 @@ impl LlamaConfig {
         g.sum(counted, &[-1], false)
     }
 
+    /// Returns the names of the parameters that cache keys and values of a layer: [`kv_cache_names`], and with
+    /// [`CacheType::Q8`] [`kv_scale_names`].
+    pub fn cache_names(&self, layer: usize) -> Vec<String> {
+        let mut names = kv_cache_names(layer).to_vec();
+        if self.cache_type == CacheType::Q8 {
+            names.extend(kv_scale_names(layer));
+        }
+        names
+    }
+
     /// Registers the caches of all layers, which are not trained.
     #[track_caller]
-    fn caches(&self, g: &mut Graph, shape: &[usize]) -> Vec<[NodeId; 2]> {
-        let mut of_layer =
-            |layer| kv_cache_names(layer).map(|name| g.parameter_typed(&name, shape, self.cache_type.dtype()));
-        (0..self.layers).map(&mut of_layer).collect()
+    fn caches(&self, g: &mut Graph, shape: &[usize]) -> Vec<KvCache> {
+        (0..self.layers).map(|layer| self.cache(g, layer, shape)).collect()
+    }
+
+    /// Registers the cache of a layer with keys and values `[..., rows, width]` of this shape.
+    #[track_caller]
+    fn cache(&self, g: &mut Graph, layer: usize, shape: &[usize]) -> KvCache {
+        let names = kv_cache_names(layer);
+        let mut typed =
+            |names: [String; 2], shape: &[usize], dtype| names.map(|name| g.parameter_typed(&name, shape, dtype));
+        match self.cache_type {
+            CacheType::F32 => typed(names, shape, DType::F32).into(),
+            CacheType::F16 => typed(names, shape, DType::F16).into(),
+            CacheType::Q8 => {
+                let (width, rows) = shape.split_last().map_or((0, &[][..]), |(width, rows)| (*width, rows));
+                let of_row = |count: usize| [rows, &[count]].concat();
+                KvCache::Quantized {
+                    words: typed(names, &of_row(width / 4), DType::U32),
+                    scales: typed(kv_scale_names(layer), &of_row(width / BLOCK), DType::F16),
+                }
+            }
+        }
     }
 
     /// Selects the row of each sequence that an input specifies.

@@ -46,7 +46,7 @@ pub use bert::{ATTENTION_MASK, Bert, BertConfig, POOLING_WEIGHTS};
 pub use cnn::{Cnn, CnnConfig};
 pub use decode::{
     ADAPTER_SCALES, BLOCK_TABLE, KV_POS, LOGITS_ROW, LogitsOf, MIN_PS, POSITIONS, PagedCache, SEEDS, SLOTS,
-    TEMPERATURES, TOP_KS, TOP_PS, kv_cache_names,
+    TEMPERATURES, TOP_KS, TOP_PS, kv_cache_names, kv_scale_names,
 };
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
 pub use llama::{

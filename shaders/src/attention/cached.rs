@@ -3,7 +3,8 @@
 //! queries, each query of each head has a workgroup. It reads the visible keys in tiles and keeps the running maximum
 //! and the running sum of exponentials (Milakov and Gimelshein, 2018). With a long cache, these would be too few
 //! workgroups. Several workgroups then share the keys of a query, and a second launch combines their results
-//! ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
+//! ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023). With a long cache, a workgroup also computes several query heads
+//! that share a key-value head, so that keys and values are read less often.
 
 use meganeura_core::DType;
 use meganeura_core::ops::{AttentionDims, PagedDims};
@@ -13,6 +14,7 @@ use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
 use super::super::schedule::Schedule;
 use super::super::template::{KernelFile, Template};
+use super::caches;
 use super::coop::forward;
 use super::heads::{MAX_WIDTH, POSITIONS, Target, scale, store_body, window};
 
@@ -33,6 +35,12 @@ const WANTED_GROUPS: usize = 256;
 const SHARED_KEYS: usize = 128;
 /// Minimum number of keys of a workgroup if several workgroups share the keys and all keys are valid.
 const MIN_KEYS: usize = 128;
+/// Possible numbers of query heads that a workgroup computes together, for long caches. More heads would need more than the
+/// shared memory that every device has.
+const TOGETHER: [usize; 2] = [4, 2];
+/// Number of threads of a workgroup, and of threads that share a key if it computes several heads.
+const THREADS: usize = 256;
+const GROUPED_KEY_THREADS: usize = 8;
 /// Maximum number of elements of a head. The query of a larger head does not fit into shared memory.
 pub(super) const MAX_ELEMENTS: usize = 2048;
 /// Maximum number of vectors of a key that a thread prefetches.
@@ -47,26 +55,52 @@ pub(super) struct Sharing {
     threads: usize,
     /// Number of workgroups that share the keys of a query.
     workgroups: usize,
+    /// Number of query heads of a workgroup, which share a key-value head.
+    together: usize,
 }
 
 impl Sharing {
     /// Returns the default distribution, or `None` for a call without vector loads.
     pub(super) fn usual(cx: &CompileCx, dims: &AttentionDims) -> Option<Self> {
-        let has_vectors = dims.head_dim.is_multiple_of(4) && (0..POSITIONS).all(|operand| cx.has_vectors(operand));
-        let seen = most_seen(dims);
-        let workgroups = if seen * dims.head_dim < MANY_ELEMENTS {
-            1
+        let has_vectors =
+            dims.head_dim.is_multiple_of(4) && (0..POSITIONS).all(|operand| caches::has_vectors(cx, operand));
+        if !has_vectors || dims.head_dim > MAX_WIDTH {
+            return None;
+        }
+        let together = TOGETHER
+            .into_iter()
+            .find(|together| dims.group().is_multiple_of(*together));
+        match together.filter(|_| is_long(dims)) {
+            Some(together) => Some(Sharing::grouped(dims, together)),
+            None => Some(Sharing::apart(dims)),
+        }
+    }
+
+    /// Returns the distribution with one query head in a workgroup.
+    fn apart(dims: &AttentionDims) -> Self {
+        let workgroups = if is_long(dims) {
+            wanted_groups(queries(dims)).min(most_seen(dims) / SHARED_KEYS).max(1)
         } else {
-            WANTED_GROUPS
-                .div_ceil(queries(dims).max(1))
-                .min(seen / SHARED_KEYS)
-                .max(1)
+            1
         };
-        (has_vectors && dims.head_dim <= MAX_WIDTH).then_some(Sharing {
+        Sharing {
             keys: if workgroups > 1 { SHARED_KEYS } else { KEYS },
             threads: KEY_THREADS,
             workgroups,
-        })
+            together: 1,
+        }
+    }
+
+    /// Returns the distribution with several query heads in a workgroup.
+    fn grouped(dims: &AttentionDims, together: usize) -> Self {
+        let keys = THREADS / together;
+        let workgroups = wanted_groups(queries(dims) / together).min(most_seen(dims) / keys);
+        Sharing {
+            keys,
+            threads: GROUPED_KEY_THREADS,
+            workgroups: workgroups.max(1),
+            together,
+        }
     }
 
     /// Returns all distributions that are variants of the call.
@@ -74,10 +108,10 @@ impl Sharing {
         let Some(usual) = Sharing::usual(cx, dims) else {
             return Vec::new();
         };
-        let width = dims.head_dim / 4;
+        let (width, apart) = (dims.head_dim / 4, Sharing::apart(dims));
         let each = ALL_SHARING.into_iter().flat_map(|threads| {
             let few_loads = threads <= width && width.div_ceil(threads) <= MAX_LOADS;
-            let sized = ALL_KEYS.into_iter().map(move |keys| Sharing { keys, threads, ..usual });
+            let sized = ALL_KEYS.into_iter().map(move |keys| Sharing { keys, threads, ..apart });
             sized.filter(move |s| few_loads && s.keys * s.threads <= KEYS * KEY_THREADS && s.keys < 2 * dims.rows_k)
         });
         let most = (most_seen(dims) / MIN_KEYS).max(1);
@@ -91,16 +125,46 @@ impl Sharing {
 }
 
 impl Sharing {
+    /// Creates the template of the kernel, with its sizes.
+    fn template(&self, module: &mut Module, dims: &AttentionDims) -> Result<Template, String> {
+        let file = match self.together {
+            1 => files::ATTENTION_CACHED,
+            _ => files::ATTENTION_CACHED_GROUPED,
+        };
+        let template = reading(file, module, dims)?.sizes([
+            ("QUERIES", queries(dims)),
+            ("WORKGROUPS", self.workgroups),
+            ("VECTOR_THREADS", (dims.head_dim / 4).next_power_of_two()),
+        ]);
+        Ok(match self.together {
+            1 => template.sizes([("KEYS", self.keys), ("KEY_THREADS", self.threads)]),
+            together => template.size("TOGETHER", together),
+        })
+    }
+
     /// Returns the schedule of a kernel with this distribution.
     pub(super) fn schedule(&self) -> Schedule {
-        let schedule = Schedule::of("attention_cached")
-            .with("keys", [self.keys])
-            .with("sharing", [self.threads]);
+        let schedule = match self.together {
+            1 => Schedule::of("attention_cached")
+                .with("keys", [self.keys])
+                .with("sharing", [self.threads]),
+            together => Schedule::of("attention_cached_grouped").with("heads", [together]),
+        };
         match self.workgroups {
             1 => schedule,
             workgroups => schedule.with("workgroups", [workgroups]),
         }
     }
+}
+
+/// Returns true if a query can see so many keys that one workgroup would take long.
+fn is_long(dims: &AttentionDims) -> bool {
+    most_seen(dims) * dims.head_dim >= MANY_ELEMENTS
+}
+
+/// Returns the number of workgroups that should share the keys of one of this many units.
+fn wanted_groups(units: usize) -> usize {
+    WANTED_GROUPS.div_ceil(units.max(1))
 }
 
 /// Returns the total number of queries of all heads.
@@ -237,35 +301,28 @@ pub(super) fn by_vectors(
     tile_rows: Option<usize>,
 ) -> Result<Compiled, String> {
     let Sharing {
-        keys,
-        threads,
-        workgroups,
+        workgroups, together, ..
     } = sharing;
     let mut module = Module::new(cx);
-    let mut template = reading(files::ATTENTION_CACHED, &mut module, &dims)?.sizes([
-        ("QUERIES", queries(&dims)),
-        ("KEYS", keys),
-        ("KEY_THREADS", threads),
-        ("WORKGROUPS", workgroups),
-        ("VECTOR_THREADS", (dims.head_dim / 4).next_power_of_two()),
-    ]);
+    let mut template = sharing.template(&mut module, &dims)?;
     if let Some(rows) = tile_rows {
         module.bind("tiles", cx.scratch(TILES));
         template = template.flag("TILED", true).size("TILE_ROWS", rows);
     }
     for (operand, name) in ["load_q", "load_k", "load_v"].into_iter().enumerate() {
-        let value = module.load_vector(operand, "index");
+        let value = caches::load_vector(&mut module, operand, "index");
         template = template.returns(name, "", &value.ok_or("an operand has no vectors")?);
     }
-    let groups = queries(&dims) * workgroups;
+    let groups = queries(&dims) / together * workgroups;
     if workgroups == 1 {
         let stored = store_body(&mut module, &dims, Target::Output(0));
         return Ok(module.finish_template(template.body("store", stored), groups)?.into());
     }
     bind_found(&mut module);
+    let found = queries(&dims) * workgroups;
     Ok(Compiled {
         launches: vec![module.finish_template(template, groups)?, join(cx, &dims, workgroups)?],
-        scratch: vec![4 * dims.head_dim * groups, 4 * FOUND_NUMBERS * groups],
+        scratch: vec![4 * dims.head_dim * found, 4 * FOUND_NUMBERS * found],
         ..Compiled::default()
     })
 }
@@ -296,8 +353,8 @@ pub(super) fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch,
     let mut module = Module::new(cx);
     let template = reading(files::ATTENTION_CACHED_ELEMENTS, &mut module, &dims)?
         .returns("load_q", "", &module.load(0, "index"))
-        .returns("load_k", "", &module.load(1, "index"))
-        .returns("load_v", "", &module.load(2, "index"))
+        .returns("load_k", "", &caches::load(&mut module, 1, "index"))
+        .returns("load_v", "", &caches::load(&mut module, 2, "index"))
         .body("store", module.store(0, "index", "value"));
     module.finish_template(template, queries(&dims))
 }

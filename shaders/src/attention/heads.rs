@@ -9,6 +9,7 @@ use super::super::kernel::CompileCx;
 use super::super::module::Module;
 use super::super::scalar::literal;
 use super::super::template::{KernelFile, Template};
+use super::caches;
 
 /// Maximum number of elements of a head. With more elements, the results of a thread need too many registers.
 pub(super) const MAX_WIDTH: usize = 256;
@@ -65,14 +66,14 @@ pub(super) fn load_body(module: &mut Module, dims: &AttentionDims, operand: usiz
     let width = dims.head_dim;
     let is_whole = width.is_multiple_of(4);
     let whole = if is_whole {
-        module.load_vector(operand, "start / 4u + vector")
+        caches::load_vector(module, operand, "start / 4u + vector")
     } else {
         None
     };
     whole.unwrap_or_else(|| {
         let element = |c: usize| {
             let location = format!("vector * 4u + {c}u");
-            let value = module.load(operand, &format!("start + min({location}, {}u)", width - 1));
+            let value = caches::load(module, operand, &format!("start + min({location}, {}u)", width - 1));
             if is_whole {
                 value
             } else {

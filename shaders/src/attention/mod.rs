@@ -4,6 +4,7 @@
 
 mod backward;
 mod cached;
+mod caches;
 mod coop;
 mod forward;
 mod heads;

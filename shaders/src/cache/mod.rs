@@ -1,6 +1,7 @@
 //! Key-value caches. Rows are written in place, unchanged or rotated, into contiguous caches or into blocks.
 
 mod fused;
+mod quantized;
 
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
@@ -24,9 +25,12 @@ const WRITES: [(&str, Option<&str>); 2] = [
 /// The operator that writes into blocks.
 const PAGED_WRITE: &str = "core.paged_cache_write";
 
-/// Compiles the launches of an operator of this module, for a cache of `f32` or `f16` and new rows of `f32`. Returns
-/// `None` for any other call. Such a call is decomposed.
+/// Compiles the launches of an operator of this module, for a cache of `f32`, of `f16` or of quantized rows, and new rows
+/// of `f32`. Returns `None` for any other call. Such a call is decomposed.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
+    if cx.kernel.name == quantized::NAME {
+        return quantized::compile(cx).map(Some);
+    }
     let has_kernel = has_cache(cx) && cx.kernel.inputs.first().is_some_and(|new| new.dtype == DType::F32);
     if cx.kernel.name == PAGED_WRITE && has_kernel {
         return Ok(Some(Compiled {

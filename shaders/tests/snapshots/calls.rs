@@ -25,8 +25,8 @@ struct Call {
     features: Features,
     /// Indices of the `f32` operands that are stored as `f16`.
     halves: &'static [u32],
-    /// Index of the operand that the result overwrites.
-    overwritten: Option<u32>,
+    /// Indices of the operands that the results overwrite, in the order of the results.
+    overwritten: Vec<u32>,
     /// Schedule other than the default one, as text.
     schedule: Option<&'static str>,
 }
@@ -41,7 +41,7 @@ impl Call {
             coop: None,
             features: Features::default(),
             halves: &[],
-            overwritten: None,
+            overwritten: Vec::new(),
             schedule: None,
         }
     }
@@ -89,7 +89,7 @@ impl Call {
     }
 
     fn over(mut self, operand: u32) -> Self {
-        self.overwritten = Some(operand);
+        self.overwritten.push(operand);
         self
     }
 
@@ -150,8 +150,9 @@ impl Call {
                 outputs: &outputs,
             })
         };
-        if let Some(operand) = self.overwritten {
-            cx.outputs = vec![Memory::Buffer(BufferRef(operand))];
+        if !self.overwritten.is_empty() {
+            let over = self.overwritten.iter();
+            cx.outputs = over.map(|&operand| Memory::Buffer(BufferRef(operand))).collect();
         }
         let schedule = self.schedule.map(|text| text.parse().expect("a schedule"));
         let made = match &schedule {
@@ -444,6 +445,19 @@ fn paged_attention(rows: usize, head_dim: usize) -> Call {
     Call::new("core.paged_attention", attrs, &operands).indices(&[3, 4])
 }
 
+/// Returns a call of attention to a cache with so many keys that a workgroup computes several heads.
+fn long_cache() -> Call {
+    let attrs = Attrs::new()
+        .with("num_heads", 8i64)
+        .with("num_kv_heads", 2i64)
+        .with("head_dim", 64i64)
+        .with("window", 0i64)
+        .with("scale", 0.125);
+    let kv = [4096, 2 * 64];
+    let operands: [&[usize]; 4] = [&[1, 8 * 64], &kv, &kv, &[1]];
+    Call::new("core.cached_attention", attrs, &operands).indices(&[3])
+}
+
 /// Returns calls of operators with separate kernel files.
 fn others() -> Vec<(&'static str, Call)> {
     let scatter = |rows: usize| {
@@ -489,6 +503,19 @@ fn others() -> Vec<(&'static str, Call)> {
         (
             "paged-attention-f16",
             Call::sample_with_half_cache("core.paged_attention"),
+        ),
+        (
+            "quantized-cache-write",
+            Call::sample("core.quantized_cache_write").over(1).over(2),
+        ),
+        ("long-cached-attention", long_cache()),
+        (
+            "cached-attention-q8",
+            Call::sample_where("core.cached_attention", |sample| sample.inputs.len() == 6),
+        ),
+        (
+            "paged-attention-q8",
+            Call::sample_where("core.paged_attention", |sample| sample.inputs.len() == 7),
         ),
         ("argmax", Call::sample("core.argmax")),
         (

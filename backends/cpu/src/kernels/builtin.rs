@@ -9,8 +9,8 @@ use crate::order::Order;
 use super::{
     along_axis, arg_extreme, attention, batch_norm, cache_write, cast, channel_norm_grad, conv, decision_trees,
     experts, fused, gated, index, matmul, movement, norm, norm_grad, optimizer, paged_cache_write, pointwise, pool2d,
-    pool2d_nhwc, quantized, random, recurrent, reduce, registered, rope, sampling_threshold, scan, scatter, softmax,
-    sum_squares, top_k, triangle, upsample2d, variance,
+    pool2d_nhwc, quantized, quantized_cache_write, random, recurrent, reduce, registered, rope, sampling_threshold,
+    scan, scatter, softmax, sum_squares, top_k, triangle, upsample2d, variance,
 };
 
 /// Finds the kernel of an operator: built in, or registered by another crate.
@@ -77,6 +77,7 @@ const TABLES: &[&[KernelDef]] = &[
     pool2d::KERNELS,
     pool2d_nhwc::KERNELS,
     quantized::KERNELS,
+    quantized_cache_write::KERNELS,
     random::KERNELS,
     recurrent::KERNELS,
     reduce::KERNELS,

@@ -3,6 +3,8 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::cache_scales;
+use meganeura_core::quantization::BLOCK;
 use meganeura_core::{DType, TensorType};
 
 use crate::kernel::f32_or_integers;
@@ -19,7 +21,25 @@ pub(super) fn supports_attention(k: &KernelDesc) -> Result<(), String> {
         [q, keys, values, ..] if q.dtype == DType::F32 && keys.dtype == DType::F16 && values.dtype == DType::F16 => {
             Ok(())
         }
+        _ if cache_scales(k.inputs).is_some() => Ok(()),
         _ => f32_or_integers(k),
+    }
+}
+
+/// Converts `to.len()` numbers of a quantized row to `f32`, from number `first` of the row on.
+pub(super) fn dequantize(words: &[u32], scales: &[f16], first: usize, to: &mut [f32]) {
+    let end = first + to.len();
+    let blocks = first / BLOCK..end.div_ceil(BLOCK);
+    for (block, scale) in blocks.clone().zip(&scales[blocks]) {
+        let (start, scale) = (block * BLOCK, scale.to_f32());
+        let mut numbers = [0.0; BLOCK];
+        let (of_word, _) = numbers.as_chunks_mut::<4>();
+        for (numbers, word) in of_word.iter_mut().zip(&words[start / 4..]) {
+            *numbers = word.to_le_bytes().map(|byte| f32::from(byte as i8) * scale);
+        }
+        // A head may begin or end within a block.
+        let (from, until) = (first.max(start), end.min(start + BLOCK));
+        to[from - first..until - first].copy_from_slice(&numbers[from - start..until - start]);
     }
 }
 

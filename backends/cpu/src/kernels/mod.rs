@@ -29,6 +29,7 @@ mod pointwise;
 mod pool2d;
 mod pool2d_nhwc;
 mod quantized;
+mod quantized_cache_write;
 mod random;
 mod recurrent;
 mod reduce;

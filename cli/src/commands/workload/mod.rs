@@ -35,7 +35,7 @@ pub(crate) struct ModelOptions {
     pub(super) cached: u32,
 
     /// Storage type of the KV cache.
-    #[arg(long, value_name = "f32|f16", requires = "cache", value_parser = cache_type, default_value = "f32")]
+    #[arg(long, value_name = "f32|f16|q8", requires = "cache", value_parser = cache_type, default_value = "f32")]
     pub(super) cache_type: CacheType,
 
     #[command(flatten)]

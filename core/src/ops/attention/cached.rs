@@ -1,5 +1,6 @@
 //! Attention to the valid rows of a KV cache.
 
+use super::caches::{cache_scales, plain_caches};
 use super::{
     Attention, AttentionDims, AttentionOptions, NO_WINDOW, empty_results, flops, hide, join_heads, probabilities,
     scaled_products, split_heads,
@@ -19,9 +20,11 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     if dims.batch == 0 || dims.rows_q == 0 {
         return Ok(empty_results(cx));
     }
-    let &[q, k, v, positions] = cx.inputs else {
+    let &[q, _, _, positions, ..] = cx.inputs else {
         return Err("takes queries, cached keys, cached values and positions".into());
     };
+    let scales = cx.with_call(|call| Ok(cache_scales(call.inputs)))?;
+    let [k, v] = plain_caches(cx.graph, cx.inputs, scales, |_, cache| cache);
     Ok(vec![attend(&mut *cx.graph, [q, k, v, positions], &dims, None)])
 }
 
@@ -66,14 +69,14 @@ impl Operator for CachedAttention {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements",
+            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements; or words and scales as core.quantized_cache_write has them, with the scales of keys and of values as further operands",
             formula: "core.attention of row r to rows 0 .. position + r of the cache, with a window w to the last w of these; whatever later rows hold changes nothing. A position above capacity - rows is an error of the step",
             source: "Vaswani et al., 2017, with the cache of Pope et al., 2022",
         }
     }
 
     fn arity(&self) -> Arity {
-        Arity::Exactly(4)
+        Arity::Between(4, 6)
     }
 
     fn attributes(&self) -> AttrDecls {
@@ -90,7 +93,7 @@ impl Operator for CachedAttention {
             .dims()
             .split_last_chunk::<2>()
             .map_or(&[][..], |(leading, _)| leading);
-        let [_, _, _, positions] = call.inputs else {
+        let [_, _, _, positions, ..] = call.inputs else {
             return Err("takes queries, cached keys, cached values and positions".into());
         };
         expect_positions("the position of the first query", positions, leading)?;
@@ -147,6 +150,13 @@ impl Operator for CachedAttention {
             sample
         });
         samples.extend(halves.collect::<Vec<_>>());
+        samples.extend([
+            call_of(&[], [1, 9], [4, 2, 64], 0).with_quantized_caches(),
+            call_of(&[], [3, 70], [4, 4, 16], 5).with_quantized_caches(),
+            call_of(&[2, 2], [2, 6], [2, 1, 64], 3).with_quantized_caches(),
+            call_of(&[], [1, 140], [4, 4, 80], 0).with_quantized_caches(),
+            call_of(&[2], [rows, rows + more], [heads, kv, 64], 0).with_quantized_caches(),
+        ]);
         samples
     }
 }
@@ -208,14 +218,42 @@ impl Graph {
         kv_pos: impl Into<Value>,
         options: AttentionOptions,
     ) -> NodeId {
-        if options.window == Some(0) {
-            return self.report(CachedAttention.name(), NO_WINDOW[0], NO_WINDOW[1]);
-        }
         let operands = vec![q.into(), k_cache.into(), v_cache.into(), kv_pos.into()];
+        self.attention_to_cache(&CachedAttention, operands, options)
+    }
+
+    /// Computes [`Graph::cached_attention_with`] to quantized caches: the words and scales of keys and of values, as
+    /// [`Graph::quantized_cache_write`] writes them, `u32 [batch..., capacity, num_kv_heads * head_dim / 4]` and
+    /// `f16 [batch..., capacity, num_kv_heads * head_dim / 32]`. `q` is `f32`.
+    #[track_caller]
+    pub fn quantized_cached_attention(
+        &mut self,
+        q: impl Into<Value>,
+        k_cache: [Value; 2],
+        v_cache: [Value; 2],
+        kv_pos: impl Into<Value>,
+        options: AttentionOptions,
+    ) -> NodeId {
+        let ([k, k_scales], [v, v_scales]) = (k_cache, v_cache);
+        let operands = vec![q.into(), k, v, kv_pos.into(), k_scales, v_scales];
+        self.attention_to_cache(&CachedAttention, operands, options)
+    }
+
+    /// Builds a call of an operator without the attribute `causal`.
+    #[track_caller]
+    pub(super) fn attention_to_cache(
+        &mut self,
+        op: &'static dyn Operator,
+        operands: Vec<Value>,
+        options: AttentionOptions,
+    ) -> NodeId {
+        if options.window == Some(0) {
+            return self.report(op.name(), NO_WINDOW[0], NO_WINDOW[1]);
+        }
         let attrs = options.mask(options.heads());
         match options.softcap {
-            None => self.call(OpRef::new(&CachedAttention), attrs, operands),
-            Some(cap) => self.capped(&CachedAttention, &attrs, &operands, cap),
+            None => self.call(OpRef::new(op), attrs, operands),
+            Some(cap) => self.capped(op, &attrs, &operands, cap),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Attention with a soft cap on the scores: compositions of other operators that replace the three
 //! attention operators.
 
+use super::caches::{cache_scales, plain_caches};
 use super::masked::Fault;
-use super::{AttentionDims, PagedDims, cached, masked, paged};
+use super::{AttentionDims, CachedAttention, PagedAttention, PagedDims, cached, masked, paged};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
@@ -42,55 +43,59 @@ impl Graph {
         if let Err((message, remedy)) = check_softcap(cap) {
             return self.report(op.name(), message, remedy);
         }
-        match op.infer(&call).and_then(|_| OperandForm::of(&call, operands)) {
-            Ok(form) => self.at_caller(|g| form.attend(g, cap)),
+        match op.infer(&call).and_then(|_| OperandForm::of(op, &call)) {
+            Ok(form) => self.at_caller(|g| form.attend(g, operands, cap)),
             Err(message) => self.report(op.name(), message, "see `Graph::attention`"),
         }
     }
 }
 
-/// Sizes and operands of a call: attention of whole sequences, to a cache, or to a paged cache.
+/// Sizes of a call, and the indices of the operands with the scales of quantized caches.
 enum OperandForm {
-    Whole(AttentionDims, [Value; 3]),
-    Cached(AttentionDims, [Value; 4]),
-    Paged(AttentionDims, [Value; 5]),
+    /// Attention of whole sequences.
+    Whole(AttentionDims),
+    /// Attention to a cache.
+    Cached(AttentionDims, Option<[usize; 2]>),
+    /// Attention to a paged cache.
+    Paged(AttentionDims, Option<[usize; 2]>),
 }
 
 impl OperandForm {
-    fn of(call: &Call, operands: &[Value]) -> Result<Self, String> {
-        Ok(match *operands {
-            [q, k, v] => OperandForm::Whole(AttentionDims::of(call)?, [q, k, v]),
-            [q, k, v, at] => OperandForm::Cached(AttentionDims::of_cached(call)?, [q, k, v, at]),
-            [q, k, v, at, table] => OperandForm::Paged(PagedDims::of(call)?.dims, [q, k, v, at, table]),
-            _ => return Err("takes queries, keys and values".into()),
+    fn of(op: &dyn Operator, call: &Call) -> Result<Self, String> {
+        let scales = cache_scales(call.inputs);
+        Ok(if op.name() == PagedAttention.name() {
+            OperandForm::Paged(PagedDims::of(call)?.dims, scales)
+        } else if op.name() == CachedAttention.name() {
+            OperandForm::Cached(AttentionDims::of_cached(call)?, scales)
+        } else {
+            OperandForm::Whole(AttentionDims::of(call)?)
         })
     }
 
-    fn attend(self, g: &mut Graph, cap: f32) -> NodeId {
-        let empty = |g: &mut Graph, q: Value| {
-            let shape = g.shape(q).to_vec();
-            g.full(g.dtype(q), 0.0, &shape)
-        };
-        match self {
-            OperandForm::Whole(dims, operands) => masked::attend(g, operands, None, &dims, Some(cap)),
-            OperandForm::Cached(dims, operands) if dims.batch == 0 || dims.rows_q == 0 => empty(g, operands[0]),
-            OperandForm::Cached(dims, operands) => {
-                let shape = g.shape(operands[0]).to_vec();
-                let out = cached::attend(g, operands, &dims, Some(cap));
-                g.reshape(out, &shape)
+    /// Returns the attention to operands that were checked.
+    fn attend(self, g: &mut Graph, operands: &[Value], cap: f32) -> NodeId {
+        let (q, shape) = (operands[0], g.shape(operands[0]).to_vec());
+        let out = match self {
+            OperandForm::Whole(dims) => {
+                return masked::attend(g, [q, operands[1], operands[2]], None, &dims, Some(cap));
             }
-            OperandForm::Paged(dims, operands) if dims.rows_q == 0 => empty(g, operands[0]),
-            OperandForm::Paged(dims, operands) => {
-                let shape = g.shape(operands[0]).to_vec();
-                let sequences = paged::of_sequences(g, operands, &dims);
+            OperandForm::Cached(dims, _) | OperandForm::Paged(dims, _) if dims.batch == 0 || dims.rows_q == 0 => {
+                return g.full(g.dtype(q), 0.0, &shape);
+            }
+            OperandForm::Cached(dims, scales) => {
+                let [k, v] = plain_caches(g, operands, scales, |_, cache| cache);
+                cached::attend(g, [q, k, v, operands[3]], &dims, Some(cap))
+            }
+            OperandForm::Paged(dims, scales) => {
+                let sequences = paged::of_sequences(g, operands, scales, &dims);
                 let one = AttentionDims {
                     batch: dims.rows_q,
                     rows_q: 1,
                     ..dims
                 };
-                let out = cached::attend(g, sequences, &one, Some(cap));
-                g.reshape(out, &shape)
+                cached::attend(g, sequences, &one, Some(cap))
             }
-        }
+        };
+        g.reshape(out, &shape)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::caches::plain_types;
 use crate::ops::{Call, expect_cache_dtype, expect_float, expect_same_dtype};
 use crate::shape::TensorType;
 
@@ -29,6 +30,9 @@ pub struct AttentionDims {
     pub scale: f64,
 }
 
+/// Number of operands of a `core.cached_attention` call without scales.
+const CACHED_OPERANDS: usize = 4;
+
 /// Checks the types of queries, cached keys and cached values: both caches have the same type,
 /// which must be compatible with that of the queries.
 pub(super) fn expect_caches(inputs: &[TensorType]) -> Result<(), String> {
@@ -55,15 +59,12 @@ impl AttentionDims {
 
     /// Reads the dimensions of a `core.cached_attention` call: always causal, with the cache's
     /// capacity as the number of keys. The position that the step receives determines which keys a
-    /// query sees: [`AttentionDims::cached_keys_of`].
+    /// query sees: [`AttentionDims::cached_keys_of`]. The caches may be quantized: [`cache_scales`](super::cache_scales).
     ///
     /// # Errors
     /// As [`AttentionDims::of`].
     pub fn of_cached(call: &Call) -> Result<Self, String> {
-        let Some(inputs) = call.inputs.get(..3) else {
-            return Err("takes queries, cached keys, cached values and positions".into());
-        };
-        expect_caches(inputs)?;
+        let inputs = &plain_types(call, CACHED_OPERANDS)?;
         AttentionDims::masked(&Call { inputs, ..*call }, true)
     }
 

@@ -1,6 +1,7 @@
 //! Scaled dot-product attention with several heads, masks and shared keys. [`Graph::attention`] lists the methods.
 
 mod cached;
+mod caches;
 mod capped;
 mod dims;
 mod grad;
@@ -8,6 +9,8 @@ mod masked;
 mod paged;
 
 pub(super) use cached::CachedAttention;
+pub use caches::cache_scales;
+pub(super) use caches::quantized;
 pub use dims::AttentionDims;
 pub(super) use grad::AttentionGrad;
 pub(super) use paged::PagedAttention;

@@ -1,7 +1,8 @@
 //! Attention to keys and values in the blocks of a paged cache.
 
-use super::dims::{expect_caches, operand};
-use super::{Attention, AttentionDims, AttentionOptions, NO_WINDOW, empty_results};
+use super::caches::{cache_scales, plain_caches, plain_types};
+use super::dims::operand;
+use super::{Attention, AttentionDims, AttentionOptions, empty_results};
 use crate::NodeId;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
@@ -10,6 +11,9 @@ use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Expansion, Gradient, OpRef, 
 use crate::shape::TensorType;
 
 pub(in crate::ops) struct PagedAttention;
+
+/// Number of operands of a call without scales.
+const PAGED_OPERANDS: usize = 5;
 
 /// Sizes of a `core.paged_attention` call.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,11 +35,11 @@ impl PagedDims {
     /// # Errors
     /// Operands and attributes that do not match.
     pub fn of(call: &Call) -> Result<Self, String> {
-        let [q, k, v, positions, table] = call.inputs else {
+        let [_, _, _, positions, table, ..] = call.inputs else {
             return Err("takes queries, cached keys, cached values, positions and a block table".into());
         };
         // Checks shared with attention to one sequence.
-        expect_caches(call.inputs)?;
+        let [q, k, v] = &plain_types(call, PAGED_OPERANDS)?;
         let dims = AttentionDims::attributes_of(call)?;
         let (leading, rows) = operand("the queries", q, dims.heads, dims.head_dim)?;
         if !leading.is_empty() {
@@ -90,30 +94,33 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     if dims.rows_q == 0 {
         return Ok(empty_results(cx));
     }
-    let &[q, k, v, positions, table] = cx.inputs else {
-        return Err("takes queries, cached keys, cached values, positions and a block table".into());
-    };
+    let scales = cx.with_call(|call| Ok(cache_scales(call.inputs)))?;
     let g = &mut *cx.graph;
-    let operands = of_sequences(g, [q, k, v, positions, table], &dims);
+    let operands = of_sequences(g, cx.inputs, scales, &dims);
     let out = g.call(OpRef::new(&super::CachedAttention), cx.attrs.clone(), operands.to_vec());
     Ok(vec![g.reshape(out, &cx.outputs[0].shape).into()])
 }
 
 /// Treats every row as a sequence of one query and gathers its blocks: returns queries, keys,
-/// values and positions of cached attention.
-pub(super) fn of_sequences(g: &mut Graph, operands: [Value; 5], dims: &AttentionDims) -> [Value; 4] {
-    let [q, k, v, positions, table] = operands;
+/// values and positions of cached attention. `scales` are the operands of [`cache_scales`].
+pub(super) fn of_sequences(
+    g: &mut Graph,
+    operands: &[Value],
+    scales: Option<[usize; 2]>,
+    dims: &AttentionDims,
+) -> [Value; 4] {
+    let (q, positions, table) = (operands[0], operands[3], operands[4]);
     let rows = dims.rows_q;
-    let [k, v] = [k, v].map(|cache| {
+    let [k, v] = plain_caches(g, operands, scales, |g, cache| {
         let width = *g.shape(cache).last().unwrap_or(&0);
         let blocks = g.gather(cache, table);
-        g.reshape(blocks, &[rows, dims.rows_k, width])
+        g.reshape(blocks, &[rows, dims.rows_k, width]).into()
     });
     let last = g.scalar_of(DType::U32, (dims.rows_k - 1) as f64);
     let inside = g.less_than(positions, last);
     let positions = g.select(inside, positions, last);
     let q = g.reshape(q, &[rows, 1, dims.heads * dims.head_dim]);
-    [q, k, v, positions].map(Value::from)
+    [q.into(), k, v, positions.into()]
 }
 
 impl Operator for PagedAttention {
@@ -127,14 +134,14 @@ impl Operator for PagedAttention {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements",
+            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements; or words and scales as core.quantized_cache_write has them, with the scales of keys and of values as further operands",
             formula: "core.attention of each row r to rows 0 .. positions[r] of its own sequence, with a window w to the last w of these; row j of the sequence is row j % block_rows of block block_table[r, j / block_rows]. A position beyond the table's rows sees all of them. Whatever other rows hold changes nothing. A block that is not there is an error of the step",
             source: "PagedAttention (Kwon et al., 2023)",
         }
     }
 
     fn arity(&self) -> Arity {
-        Arity::Exactly(5)
+        Arity::Between(5, 7)
     }
 
     fn attributes(&self) -> AttrDecls {
@@ -189,7 +196,16 @@ impl Operator for PagedAttention {
         ];
         let of = |dtype| cases.map(|(rows, blocks, heads, window)| call_of(dtype, rows, blocks, heads, window));
         let halves = of(DType::F16).into_iter().filter(|sample| sample.inputs[1].has_pairs());
-        of(DType::F32).into_iter().chain(halves).collect()
+        let quantized = [
+            ([1, 3], [5, 4], [4, 2, 64], 0),
+            ([5, 3], [4, 5], [4, 4, 16], 6),
+            ([20, 2], [4, 3], [4, 4, 80], 0),
+            ([rows, len], [len + 2, block_rows], [heads, kv, 64], 0),
+        ];
+        let quantized = quantized.map(|(rows, blocks, heads, window)| {
+            call_of(DType::F32, rows, blocks, heads, window).with_quantized_caches()
+        });
+        of(DType::F32).into_iter().chain(halves).chain(quantized).collect()
     }
 }
 
@@ -239,9 +255,6 @@ impl Graph {
         block_table: impl Into<Value>,
         options: AttentionOptions,
     ) -> NodeId {
-        if options.window == Some(0) {
-            return self.report(PagedAttention.name(), NO_WINDOW[0], NO_WINDOW[1]);
-        }
         let operands = vec![
             q.into(),
             k_cache.into(),
@@ -249,10 +262,25 @@ impl Graph {
             positions.into(),
             block_table.into(),
         ];
-        let attrs = options.mask(options.heads());
-        match options.softcap {
-            None => self.call(OpRef::new(&PagedAttention), attrs, operands),
-            Some(cap) => self.capped(&PagedAttention, &attrs, &operands, cap),
-        }
+        self.attention_to_cache(&PagedAttention, operands, options)
+    }
+
+    /// Computes [`Graph::paged_attention`] to quantized caches: the words and scales of keys and of values, as
+    /// [`Graph::quantized_cache_write`] writes them, `u32 [blocks, block_rows, num_kv_heads * head_dim / 4]` and
+    /// `f16 [blocks, block_rows, num_kv_heads * head_dim / 32]`. `q` is `f32`.
+    #[track_caller]
+    pub fn quantized_paged_attention(
+        &mut self,
+        q: impl Into<Value>,
+        k_cache: [Value; 2],
+        v_cache: [Value; 2],
+        positions: impl Into<Value>,
+        block_table: impl Into<Value>,
+        options: AttentionOptions,
+    ) -> NodeId {
+        let ([k, k_scales], [v, v_scales]) = (k_cache, v_cache);
+        let (positions, block_table) = (positions.into(), block_table.into());
+        let operands = vec![q.into(), k, v, positions, block_table, k_scales, v_scales];
+        self.attention_to_cache(&PagedAttention, operands, options)
     }
 }

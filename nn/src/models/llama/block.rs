@@ -6,7 +6,7 @@ use meganeura_core::{Graph, NodeId};
 use super::config::{LlamaConfig, NormPlacement};
 use super::feed_forward::FeedForward;
 use super::scaled;
-use crate::layers::{PagedRows, RmsNorm, SelfAttention, WithKv, scoped};
+use crate::layers::{KvCache, PagedRows, RmsNorm, SelfAttention, WithKv, scoped};
 
 impl LlamaConfig {
     /// Registers a norm over the features of a token, or of queries or keys.
@@ -101,7 +101,13 @@ impl LlamaBlock {
 
     /// Adds a decode step with the block's cache: see [`SelfAttention::forward_cached`].
     #[track_caller]
-    pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
+    pub fn forward_cached(
+        &self,
+        g: &mut Graph,
+        x: impl Into<Value>,
+        cache: impl Into<KvCache>,
+        kv_pos: NodeId,
+    ) -> NodeId {
         let x = x.into();
         let y = self.attention_input(g, x);
         let y = self.attention.forward_cached(g, y, cache, kv_pos);
@@ -110,7 +116,13 @@ impl LlamaBlock {
 
     /// Adds a decode step for tokens of several sequences: see [`SelfAttention::forward_paged`].
     #[track_caller]
-    pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
+    pub fn forward_paged(
+        &self,
+        g: &mut Graph,
+        x: impl Into<Value>,
+        cache: impl Into<KvCache>,
+        at: PagedRows,
+    ) -> NodeId {
         let x = x.into();
         let y = self.attention_input(g, x);
         let y = self.attention.forward_paged(g, y, cache, at);

@@ -293,10 +293,25 @@ impl LlamaConfig {
         if let Some(longrope) = self.longrope {
             longrope.check(self.rotary_dim.unwrap_or(self.head_dim()) / 2)?;
         }
+        self.check_cache()?;
         match self.window {
             Some(0) => Err((
                 "window is 0".into(),
                 "a window contains at least the token itself: use 1 or more, or `None`",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_cache(&self) -> Result<(), Fault> {
+        let width = self.kv_width();
+        match self.cache_type {
+            CacheType::Q8 if !width.is_multiple_of(CacheType::Q8_MULTIPLE) => Err((
+                format!(
+                    "keys have {width} numbers a token, but a cache of q8 needs a multiple of {}",
+                    CacheType::Q8_MULTIPLE
+                ),
+                "use the cache type f16",
             )),
             _ => Ok(()),
         }

@@ -16,7 +16,7 @@ use meganeura_core::graph::{NodeKind, Value};
 use meganeura_core::{Graph, Init, NodeId};
 
 use crate::layers::{
-    Embedding, EmbeddingConfig, LORA_PART, Linear, LinearConfig, PagedRows, RmsNorm, WithKv, reject, scoped,
+    Embedding, EmbeddingConfig, KvCache, LORA_PART, Linear, LinearConfig, PagedRows, RmsNorm, WithKv, reject, scoped,
 };
 
 impl LlamaConfig {
@@ -126,13 +126,7 @@ impl Llama {
     /// Returns the blocks' results for `u32` tokens `[..., rows]` after `kv_pos` cached ones;
     /// `caches` has each block's cache.
     #[track_caller]
-    pub(super) fn forward_cached(
-        &self,
-        g: &mut Graph,
-        tokens: NodeId,
-        caches: &[[NodeId; 2]],
-        kv_pos: NodeId,
-    ) -> NodeId {
+    pub(super) fn forward_cached(&self, g: &mut Graph, tokens: NodeId, caches: &[KvCache], kv_pos: NodeId) -> NodeId {
         let mut x = self.embed(g, tokens);
         for (block, &cache) in self.blocks.iter().zip(caches) {
             x = block.forward_cached(g, x, cache, kv_pos);
@@ -143,7 +137,7 @@ impl Llama {
     /// Returns the blocks' results for `u32` tokens `[rows]` of several sequences; `caches` has
     /// each block's cache.
     #[track_caller]
-    pub(super) fn forward_paged(&self, g: &mut Graph, tokens: NodeId, caches: &[[NodeId; 2]], at: PagedRows) -> NodeId {
+    pub(super) fn forward_paged(&self, g: &mut Graph, tokens: NodeId, caches: &[KvCache], at: PagedRows) -> NodeId {
         let mut x = self.embed(g, tokens);
         for (block, &cache) in self.blocks.iter().zip(caches) {
             x = block.forward_paged(g, x, cache, at);

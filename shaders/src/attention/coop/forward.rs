@@ -6,6 +6,7 @@ use super::super::super::files;
 use super::super::super::kernel::{CompileCx, Compiled, Launch, Memory};
 use super::super::super::module::Module;
 use super::super::super::template::Template;
+use super::super::caches::rounded;
 use super::super::heads::{POSITIONS, Target, load_body_as_stored, over_cache, positions, store_body};
 use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
@@ -54,7 +55,7 @@ pub(in super::super) fn compile(cx: &CompileCx, tiling: &Tiling) -> Result<Compi
     Ok(Compiled {
         launches: vec![tiling.launch(cx)?],
         rounded: if tiling.subgroups.config.use_f16_input {
-            vec![0, 1, 2]
+            rounded(cx)
         } else {
             Vec::new()
         },

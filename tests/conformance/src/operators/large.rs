@@ -74,6 +74,7 @@ fn samples() -> Vec<(&'static str, Sample)> {
         };
         samples.push(("core.sampling_threshold", sample));
     }
+    samples.extend(long_caches());
     // Large updates in place use vectors.
     let scalar = |value: f64| SampleInput::range(&[], value, value);
     let shape = [1024, 516];
@@ -90,6 +91,76 @@ fn samples() -> Vec<(&'static str, Sample)> {
     let attrs = Attrs::new().with("decoupled", true);
     samples.push(("optim.adam", Sample::new("[1024, 516]", adam, attrs)));
     samples
+}
+
+/// Returns calls of attention to caches with more keys than a workgroup reads for several heads together: keys and values in
+/// `f32`, in `f16`, and as 8-bit integers.
+fn long_caches() -> Vec<(&'static str, Sample)> {
+    // Sequences, rows of queries, capacity, heads, key-value heads, width, and window.
+    let whole = [
+        [1, 1, 2300, 4, 1, 64, 0],
+        [2, 3, 1700, 6, 3, 128, 0],
+        [1, 2, 1900, 16, 4, 80, 1700],
+        [1, 1, 1100, 12, 2, 128, 0],
+        [1, 1, 600, 4, 2, 256, 0],
+    ];
+    // Rows of queries, blocks of a sequence, blocks, heads, key-value heads, width, and window; blocks have 16 rows.
+    let paged = [[3, 130, 140, 4, 1, 64, 0], [2, 80, 85, 12, 3, 128, 1100]];
+    let mut samples = Vec::new();
+    for storage in [Some(DType::F32), Some(DType::F16), None] {
+        for [sequences, rows, capacity, heads, kv_heads, width, window] in whole {
+            let [keys, values] = [0; 2].map(|_| cache(storage, &[sequences, capacity], kv_heads * width));
+            let mut inputs = vec![
+                SampleInput::f32(&[sequences, rows, heads * width]),
+                keys[0].clone(),
+                values[0].clone(),
+                SampleInput::below(&[sequences], capacity + 1 - rows),
+            ];
+            inputs.extend(keys.into_iter().skip(1).chain(values.into_iter().skip(1)));
+            let label = format!("{sequences}x{rows} of {capacity} rows, {heads} on {kv_heads} of {width}, {storage:?}");
+            let attrs = attention([heads, kv_heads, width, window], storage);
+            samples.push(("core.cached_attention", Sample::new(label, inputs, attrs)));
+        }
+        for [rows, len, blocks, heads, kv_heads, width, window] in paged {
+            let [keys, values] = [0; 2].map(|_| cache(storage, &[blocks, 16], kv_heads * width));
+            let mut inputs = vec![
+                SampleInput::f32(&[rows, heads * width]),
+                keys[0].clone(),
+                values[0].clone(),
+                SampleInput::below(&[rows], 16 * len),
+                SampleInput::below(&[rows, len], blocks),
+            ];
+            inputs.extend(keys.into_iter().skip(1).chain(values.into_iter().skip(1)));
+            let label = format!("{rows} of {len} blocks, {heads} on {kv_heads} of {width}, {storage:?}");
+            let attrs = attention([heads, kv_heads, width, window], storage);
+            samples.push(("core.paged_attention", Sample::new(label, inputs, attrs)));
+        }
+    }
+    samples
+}
+
+/// Returns a cache of a type, or words and scales of a quantized cache.
+fn cache(storage: Option<DType>, rows: &[usize], width: usize) -> Vec<SampleInput> {
+    let of_row = |count: usize| [rows, &[count]].concat();
+    match storage {
+        Some(DType::F16) => vec![SampleInput::filled(DType::F16, &of_row(width), Fill::Below(5))],
+        Some(dtype) => vec![SampleInput::filled(dtype, &of_row(width), Fill::Range(-2.0, 2.0))],
+        None => vec![
+            SampleInput::below(&of_row(width / 4), u32::MAX as usize),
+            SampleInput::filled(DType::F16, &of_row(width / BLOCK), Fill::Below(5)),
+        ],
+    }
+}
+
+/// Returns the attributes of attention. Numbers of a quantized cache are up to 512, so the factor of the scores is small.
+fn attention([heads, kv_heads, width, window]: [usize; 4], storage: Option<DType>) -> Attrs {
+    let scale = storage.map_or(1e-4, |_| 0.05);
+    Attrs::new()
+        .with("num_heads", heads as i64)
+        .with("num_kv_heads", kv_heads as i64)
+        .with("head_dim", width as i64)
+        .with("window", window as i64)
+        .with("scale", scale)
 }
 
 pub(crate) fn cases(options: &Options) -> Vec<Case> {

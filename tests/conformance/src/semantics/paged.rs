@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use meganeura_core::error::{Error, Result};
-use meganeura_core::graph::Graph;
+use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::AttentionOptions;
+use meganeura_core::random::SplitMix64;
 use meganeura_core::{DType, Session};
 
 use super::caches::{HEADS, LIMIT, Rows, THETA, WIDTHS, open};
@@ -20,7 +21,12 @@ pub(super) fn cases() -> Vec<Case> {
     vec![
         case("paged/sequences in pieces, in one step", sequences),
         case("paged/whole tiles of one sequence", tiles),
-        case("paged/tiles of heads for cooperative matrices", wide_heads),
+        case("paged/tiles of heads for cooperative matrices", |device| {
+            wide_heads(device, false)
+        }),
+        case("paged/tiles of heads of a quantized cache", |device| {
+            wide_heads(device, true)
+        }),
         case("paged/a slot that is not there writes nothing", bad_slot),
     ]
 }
@@ -187,13 +193,12 @@ fn tiles(device: &SharedDevice) -> CaseRun {
 
 /// Tests heads whose size is a multiple of the tiles of cooperative matrices. Rows of one sequence fill two tiles of 32
 /// queries; other rows follow.
-fn wide_heads(device: &SharedDevice) -> CaseRun {
+fn wide_heads(device: &SharedDevice, is_quantized: bool) -> CaseRun {
     const QUERIES: usize = 80;
     const LEN: usize = 6;
+    const CACHE: [usize; 3] = [12, 16, 2 * 32];
     let (mut g, mut feeds) = (Graph::new(), NamedFeeds::new());
     let q = input(&mut g, &mut feeds, "q", &[QUERIES, 4 * 32]);
-    let k = input(&mut g, &mut feeds, "k", &[12, 16, 2 * 32]);
-    let v = input(&mut g, &mut feeds, "v", &[12, 16, 2 * 32]);
     let at = g.input_u32("positions", &[QUERIES]);
     let table = g.input_u32("table", &[QUERIES, LEN]);
     let mut positions: Vec<usize> = (10..74).chain(0..6).collect();
@@ -208,9 +213,33 @@ fn wide_heads(device: &SharedDevice) -> CaseRun {
         "table".into(),
         tables.as_flattened().iter().map(|&b| b as f64).collect(),
     );
-    let y = g.paged_attention(q, k, v, at, table, AttentionOptions::new(4, 2, 32));
+    let options = AttentionOptions::new(4, 2, 32);
+    let y = if is_quantized {
+        let [k, v] = ["k", "v"].map(|name| quantized_cache(&mut g, &mut feeds, name, CACHE));
+        g.quantized_paged_attention(q, k, v, at, table, options)
+    } else {
+        let [k, v] = ["k", "v"].map(|name| input(&mut g, &mut feeds, name, &CACHE));
+        g.paged_attention(q, k, v, at, table, options)
+    };
     g.set_outputs(vec![y]);
     agrees(device, &g, &feeds)
+}
+
+/// Adds the words and scales of a cache with rows of `width` numbers between -2.5 and 2.5.
+fn quantized_cache(g: &mut Graph, feeds: &mut NamedFeeds, name: &str, [blocks, rows, width]: [usize; 3]) -> [Value; 2] {
+    let mut random = SplitMix64::new(feeds.len() as u64);
+    let (words, scales) = (format!("{name}.words"), format!("{name}.scales"));
+    let shapes = [width / 4, width / 32].map(|width| [blocks, rows, width]);
+    let count = shapes.map(|shape| shape.iter().product::<usize>());
+    let integers = (0..count[0]).map(|_| random.below(u32::MAX as usize) as f64);
+    feeds.insert(words.clone(), integers.collect());
+    // Exact in f16, and different for neighbours.
+    let steps = (0..count[1]).map(|_| (1 + random.below(5)) as f64 / 256.0);
+    feeds.insert(scales.clone(), steps.collect());
+    [
+        g.input_u32(&words, &shapes[0]).into(),
+        g.input_typed(&scales, &shapes[1], DType::F16).into(),
+    ]
 }
 
 fn bad_slot(device: &SharedDevice) -> CaseRun {

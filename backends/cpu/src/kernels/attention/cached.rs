@@ -8,11 +8,9 @@
 
 use std::ops::Range;
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use meganeura_core::ops::{AttentionDims, PagedDims};
 
-use super::super::cached_rows::has_halves;
+use super::caches::Cache;
 use super::paged::Paged;
 use super::tile::{Tile, softmax_step};
 use super::{Head, KEYS, nanos, rows, scratch, scratch_len, target};
@@ -59,14 +57,6 @@ struct Cached {
     out: View<f32>,
     /// Block table of a paged cache; `None` if the rows of a sequence are contiguous.
     paged: Option<Paged>,
-}
-
-/// The cached keys or the cached values.
-#[derive(Clone, Copy)]
-enum Cache {
-    Plain(View<f32>),
-    /// A cache in `f16`. Its tiles are converted to `f32` before use.
-    Halves(View<f16>),
 }
 
 /// The location of a tile of keys or values in its cache.
@@ -156,13 +146,7 @@ fn compile_call(
         level: cx.level,
         blocks: Blocks::detect(),
         q: cx.input(0),
-        caches: [1, 2].map(|i| {
-            if has_halves(cx.input_type(i)) {
-                Cache::Halves(cx.input(i))
-            } else {
-                Cache::Plain(cx.input(i))
-            }
-        }),
+        caches: [0, 1].map(|which| Cache::of(cx, which)),
         positions: cx.input(3),
         out: cx.output(0),
         paged,
@@ -240,7 +224,7 @@ impl Cached {
         let (queries, width) = (self.queries(), self.dims.head_dim);
         let [keys, values] = self.caches.map(|cache| match cache {
             Cache::Plain(_) => 0,
-            Cache::Halves(_) => KEYS * self.heads_together * width,
+            _ => KEYS * self.heads_together * width,
         });
         [queries * width, queries * KEYS, keys, values]
     }
@@ -432,12 +416,12 @@ impl Cached {
                 head: Head::of(view, rows, [entry, unit.kv_head, heads], width),
                 first,
             },
-            Cache::Halves(view) => {
+            cache => {
                 let run = unit.kv_heads * width;
                 for (row, to) in expanded.chunks_exact_mut(run).take(tile.cols).enumerate() {
-                    let start = ((entry * rows + first + row) * heads + unit.kv_head) * width;
+                    let row = entry * rows + first + row;
                     // SAFETY: forwarded.
-                    unsafe { view.slice(start..start + run) }.convert_to_f32_slice(to);
+                    unsafe { cache.convert(row, heads * width, unit.kv_head * width, to) };
                 }
                 let head = Head {
                     view: View::new(expanded.as_mut_ptr().cast(), expanded.len()),

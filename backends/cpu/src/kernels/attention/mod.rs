@@ -7,6 +7,7 @@
 
 mod backward;
 mod cached;
+mod caches;
 mod forward;
 mod paged;
 mod tile;
