@@ -277,3 +277,26 @@ fn encodings_are_shown_and_given() {
         "{err}"
     );
 }
+
+#[test]
+fn options_of_csv_are_refused_for_json_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rows: String = (0..40)
+        .map(|i| format!("{{\"size\": {}, \"kind\": \"{}\"}}\n", i * 7 % 11, ["a", "b"][i % 2]))
+        .collect();
+    fs::write(folder.path().join("rows.jsonl"), rows).expect("written");
+    for (option, value) in [("--delimiter", ";"), ("--decimal", "comma"), ("--header", "yes")] {
+        for command in [
+            &["data", "rows.jsonl"][..],
+            &["train", "--csv", "rows.jsonl", "--epochs", "1"],
+        ] {
+            let mut meganeura = meganeura(command);
+            let (output, _, err) = run(meganeura.current_dir(folder.path()).args([option, value]));
+            assert!(!output.status.success(), "{command:?} {option}");
+            let said = format!("{option} does not work with JSON lines");
+            assert!(err.contains(&said), "{command:?} {option}: {err}");
+        }
+    }
+    let (output, _, err) = run(meganeura(&["data", "rows.jsonl"]).current_dir(folder.path()));
+    assert!(output.status.success(), "{err}");
+}
