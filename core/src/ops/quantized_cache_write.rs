@@ -51,45 +51,31 @@ impl QuantizedWriteDims {
             return Err(format!("the new rows must be f32, found {new}"));
         }
         let numbers = quantized(words, scales)?;
-        let [of_cache @ .., wide] = numbers.shape.dims() else {
-            return Err(format!("the words {words} have no rows"));
+        // The operands of the write of plain numbers.
+        let plain = Call {
+            inputs: &[new.clone(), numbers, places.clone()],
+            ..*call
         };
-        if !call.attrs.bool("paged")? {
-            let plain = [new.clone(), numbers.clone(), places.clone()];
-            let CacheDims {
-                batch,
-                rows,
-                capacity,
-                width,
-            } = CacheDims::of(&Call {
-                inputs: &plain,
-                ..*call
-            })?;
+        if call.attrs.bool("paged")? {
+            let PagedWriteDims { rows, width, slots } = PagedWriteDims::of(&plain)?;
             return Ok(QuantizedWriteDims {
-                rows: batch * rows,
+                rows,
                 width,
-                slots: batch * capacity,
-                sequence: Some(SequenceRows { rows, capacity }),
+                slots,
+                sequence: None,
             });
         }
-        let &[rows, width] = new.shape.dims() else {
-            return Err(format!("takes new rows [rows, width], found {new}"));
-        };
-        if width != *wide {
-            return Err(format!(
-                "the new rows {new} do not fit the cache of {wide} numbers a row; their last axes must be equal"
-            ));
-        }
-        if places.dtype != DType::U32 || places.shape.dims() != [rows] {
-            return Err(format!(
-                "the slots are {places}, but there is one for each new row: u32 [{rows}]"
-            ));
-        }
-        Ok(QuantizedWriteDims {
+        let CacheDims {
+            batch,
             rows,
+            capacity,
             width,
-            slots: of_cache.iter().product(),
-            sequence: None,
+        } = CacheDims::of(&plain)?;
+        Ok(QuantizedWriteDims {
+            rows: batch * rows,
+            width,
+            slots: batch * capacity,
+            sequence: Some(SequenceRows { rows, capacity }),
         })
     }
 
@@ -102,8 +88,8 @@ impl QuantizedWriteDims {
         }
     }
 
-    /// Returns the row of the cache that a new row is written to, or `None` if it is not written. `places` contains all
-    /// positions or slots. They must be below the [bound](Self::bound).
+    /// Returns the index of the cache row for the new row `row`. Returns `None` if the write is discarded. `places` contains
+    /// the positions or slots of the call, which must be below the [bound](Self::bound).
     pub fn slot(&self, row: usize, places: &[u32]) -> Option<usize> {
         match self.sequence {
             Some(SequenceRows { rows, capacity }) => {
@@ -164,7 +150,7 @@ impl Operator for QuantizedCacheWrite {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "new rows [batch..., rows, width] with a width that is a multiple of 64, words (u32) [batch..., capacity, width / 4] and scales (f16) [batch..., capacity, width / 32] of the cache, position (u32) [batch...], or [1] without batch -> as words, as scales; paged: new rows [rows, width], slots (u32) [rows] instead of positions, and any axes before the last of words and scales",
+            shapes: "new rows [batch..., rows, width] with a width that is a multiple of 64, words (u32) [batch..., capacity, width / 4] and scales (f16) [batch..., capacity, width / 32] of the cache, position (u32) [batch...], or [1] without batch -> as words, as scales; paged: new rows [rows, width], slots (u32) [rows] instead of positions; the cache has [blocks, block_rows, ...]",
             formula: "core.cache_write, or if paged core.paged_cache_write, of rows in blocks of 32 numbers x as Q8_0 of core.dequantize: the scale s is max |x| / 127, and the integers are x / s, rounded to nearest even; then s is rounded to f16. A block with NaN or infinity has a scale that is not finite, and integers of 0",
             source: "the key-value cache of Pope et al., 2022, in place, with the format Q8_0 of GGUF",
         }
@@ -302,7 +288,7 @@ impl Graph {
     /// (Q8_0, as in [`Graph::dequantize`]). The scale is infinite if the largest magnitude is above 8.3e6.
     ///
     /// The write happens in place, even if its results are unused, and later reads of the cache see it. Returns words and
-    /// scales. A position from which the rows do not fit is an error of the step.
+    /// scales. If the rows do not fit into the cache, the step returns an error.
     #[track_caller]
     pub fn quantized_cache_write(
         &mut self,

@@ -31,7 +31,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         tasks: 1,
         nanos: stream_nanos(8 * new.len()),
         body: move |_: usize, cx: &RunCx| {
-            // SAFETY: this is the only task, and the new rows and their places are in other buffers than the results.
+            // SAFETY: this is the only task. The results share no buffer with the new rows, the positions and the slots.
             let (places, new) = unsafe { (places.all(), new.all()) };
             // SAFETY: as above.
             let (to_words, to_scales) = unsafe {
@@ -40,7 +40,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
                     to_scales.slice_mut(0..to_scales.len()),
                 )
             };
-            // All places are checked before anything is written.
+            // All positions or slots are checked before a write.
             if let Some(&bad) = places.iter().find(|&&place| place as usize >= dims.bound()) {
                 return cx.index_out_of_range(dispatch, bad, dims.bound());
             }

@@ -224,7 +224,7 @@ impl Cached {
         let (queries, width) = (self.queries(), self.dims.head_dim);
         let [keys, values] = self.caches.map(|cache| match cache {
             Cache::Plain(_) => 0,
-            _ => KEYS * self.heads_together * width,
+            Cache::Converted(_) => KEYS * self.heads_together * width,
         });
         [queries * width, queries * KEYS, keys, values]
     }
@@ -416,12 +416,12 @@ impl Cached {
                 head: Head::of(view, rows, [entry, unit.kv_head, heads], width),
                 first,
             },
-            cache => {
+            Cache::Converted(stored) => {
                 let run = unit.kv_heads * width;
                 for (row, to) in expanded.chunks_exact_mut(run).take(tile.cols).enumerate() {
                     let row = entry * rows + first + row;
                     // SAFETY: forwarded.
-                    unsafe { cache.convert(row, heads * width, unit.kv_head * width, to) };
+                    unsafe { stored.convert(row, heads * width, unit.kv_head * width, to) };
                 }
                 let head = Head {
                     view: View::new(expanded.as_mut_ptr().cast(), expanded.len()),

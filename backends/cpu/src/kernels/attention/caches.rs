@@ -13,9 +13,15 @@ use crate::memory::View;
 #[derive(Clone, Copy)]
 pub(super) enum Cache {
     Plain(View<f32>),
-    /// A cache in `f16`. Its tiles are converted to `f32` before use.
+    /// A cache whose tiles are converted to `f32` before use.
+    Converted(Stored),
+}
+
+/// A cache in another type than `f32`.
+#[derive(Clone, Copy)]
+pub(super) enum Stored {
     Halves(View<f16>),
-    /// A cache of 8-bit integers in words, with scales. Its tiles are converted to `f32` before use.
+    /// 8-bit integers in words, with scales.
     Quantized(View<u32>, View<f16>),
 }
 
@@ -24,25 +30,26 @@ impl Cache {
     pub(super) fn of(cx: &CompileCx, which: usize) -> Self {
         let operand = which + 1;
         match cache_scales(cx.call().inputs) {
-            Some(scales) => Cache::Quantized(cx.input(operand), cx.input(scales[which])),
-            None if has_halves(cx.input_type(operand)) => Cache::Halves(cx.input(operand)),
+            Some(scales) => Cache::Converted(Stored::Quantized(cx.input(operand), cx.input(scales[which]))),
+            None if has_halves(cx.input_type(operand)) => Cache::Converted(Stored::Halves(cx.input(operand))),
             None => Cache::Plain(cx.input(operand)),
         }
     }
+}
 
+impl Stored {
     /// Converts numbers of a row to `f32`. A row has `width` numbers; `first` is the first one.
     ///
     /// # Safety
     /// The row must exist, and no code may write it.
     pub(super) unsafe fn convert(&self, row: usize, width: usize, first: usize, to: &mut [f32]) {
         let start = row * width;
-        let run = start + first..start + first + to.len();
         match self {
-            // SAFETY: forwarded.
-            Cache::Plain(view) => to.copy_from_slice(unsafe { view.slice(run) }),
-            // SAFETY: forwarded.
-            Cache::Halves(view) => unsafe { view.slice(run) }.convert_to_f32_slice(to),
-            Cache::Quantized(words, scales) => {
+            Stored::Halves(view) => {
+                // SAFETY: forwarded.
+                unsafe { view.slice(start + first..start + first + to.len()) }.convert_to_f32_slice(to);
+            }
+            Stored::Quantized(words, scales) => {
                 // SAFETY: forwarded.
                 let (words, scales) = unsafe {
                     (
