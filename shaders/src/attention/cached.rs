@@ -38,9 +38,8 @@ const MIN_KEYS: usize = 128;
 /// Possible numbers of query heads that a workgroup computes together, for long caches. More heads would need more than the
 /// shared memory that every device has.
 const TOGETHER: [usize; 2] = [4, 2];
-/// Number of threads of a workgroup, and of threads that share a key if it computes several heads.
+/// Number of threads of a workgroup.
 const THREADS: usize = 256;
-const GROUPED_KEY_THREADS: usize = 8;
 /// Maximum number of elements of a head. The query of a larger head does not fit into shared memory.
 pub(super) const MAX_ELEMENTS: usize = 2048;
 /// Maximum number of vectors of a key that a thread prefetches.
@@ -49,14 +48,18 @@ const MAX_LOADS: usize = 16;
 /// Distribution of the keys of a tile over threads, and of the tiles of a query over workgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sharing {
-    /// Number of keys of a tile.
-    keys: usize,
-    /// Number of threads that share a key.
-    threads: usize,
+    kernel: SharingKernel,
     /// Number of workgroups that share the keys of a query.
     workgroups: usize,
-    /// Number of query heads of a workgroup, which share a key-value head.
-    together: usize,
+}
+
+/// The kernel of a distribution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SharingKernel {
+    /// One query head in a workgroup: the number of keys of a tile, and of threads that share a key.
+    Apart { keys: usize, threads: usize },
+    /// The number of query heads in a workgroup, which share a key-value head.
+    Grouped(usize),
 }
 
 impl Sharing {
@@ -84,10 +87,11 @@ impl Sharing {
             1
         };
         Sharing {
-            keys: if workgroups > 1 { SHARED_KEYS } else { KEYS },
-            threads: KEY_THREADS,
+            kernel: SharingKernel::Apart {
+                keys: if workgroups > 1 { SHARED_KEYS } else { KEYS },
+                threads: KEY_THREADS,
+            },
             workgroups,
-            together: 1,
         }
     }
 
@@ -96,10 +100,8 @@ impl Sharing {
         let keys = THREADS / together;
         let workgroups = wanted_groups(queries(dims) / together).min(most_seen(dims) / keys);
         Sharing {
-            keys,
-            threads: GROUPED_KEY_THREADS,
+            kernel: SharingKernel::Grouped(together),
             workgroups: workgroups.max(1),
-            together,
         }
     }
 
@@ -111,8 +113,11 @@ impl Sharing {
         let (width, apart) = (dims.head_dim / 4, Sharing::apart(dims));
         let each = ALL_SHARING.into_iter().flat_map(|threads| {
             let few_loads = threads <= width && width.div_ceil(threads) <= MAX_LOADS;
-            let sized = ALL_KEYS.into_iter().map(move |keys| Sharing { keys, threads, ..apart });
-            sized.filter(move |s| few_loads && s.keys * s.threads <= KEYS * KEY_THREADS && s.keys < 2 * dims.rows_k)
+            let fits = move |keys: &usize| few_loads && keys * threads <= KEYS * KEY_THREADS && *keys < 2 * dims.rows_k;
+            ALL_KEYS.into_iter().filter(fits).map(move |keys| Sharing {
+                kernel: SharingKernel::Apart { keys, threads },
+                ..apart
+            })
         });
         let most = (most_seen(dims) / MIN_KEYS).max(1);
         let shared = [1, usual.workgroups / 2, usual.workgroups * 2];
@@ -125,30 +130,38 @@ impl Sharing {
 }
 
 impl Sharing {
+    /// Returns the number of query heads of a workgroup.
+    fn heads(&self) -> usize {
+        match self.kernel {
+            SharingKernel::Apart { .. } => 1,
+            SharingKernel::Grouped(heads) => heads,
+        }
+    }
+
     /// Creates the template of the kernel, with its sizes.
     fn template(&self, module: &mut Module, dims: &AttentionDims) -> Result<Template, String> {
-        let file = match self.together {
-            1 => files::ATTENTION_CACHED,
-            _ => files::ATTENTION_CACHED_GROUPED,
+        let file = match self.kernel {
+            SharingKernel::Apart { .. } => files::ATTENTION_CACHED,
+            SharingKernel::Grouped(_) => files::ATTENTION_CACHED_GROUPED,
         };
         let template = reading(file, module, dims)?.sizes([
             ("QUERIES", queries(dims)),
             ("WORKGROUPS", self.workgroups),
             ("VECTOR_THREADS", (dims.head_dim / 4).next_power_of_two()),
         ]);
-        Ok(match self.together {
-            1 => template.sizes([("KEYS", self.keys), ("KEY_THREADS", self.threads)]),
-            together => template.size("TOGETHER", together),
+        Ok(match self.kernel {
+            SharingKernel::Apart { keys, threads } => template.sizes([("KEYS", keys), ("KEY_THREADS", threads)]),
+            SharingKernel::Grouped(heads) => template.size("TOGETHER", heads),
         })
     }
 
     /// Returns the schedule of a kernel with this distribution.
     pub(super) fn schedule(&self) -> Schedule {
-        let schedule = match self.together {
-            1 => Schedule::of("attention_cached")
-                .with("keys", [self.keys])
-                .with("sharing", [self.threads]),
-            together => Schedule::of("attention_cached_grouped").with("heads", [together]),
+        let schedule = match self.kernel {
+            SharingKernel::Apart { keys, threads } => Schedule::of("attention_cached")
+                .with("keys", [keys])
+                .with("sharing", [threads]),
+            SharingKernel::Grouped(heads) => Schedule::of("attention_cached_grouped").with("heads", [heads]),
         };
         match self.workgroups {
             1 => schedule,
@@ -157,7 +170,7 @@ impl Sharing {
     }
 }
 
-/// Returns true if a query can see so many keys that one workgroup would take long.
+/// Returns true if a query can see at least [`MANY_ELEMENTS`].
 fn is_long(dims: &AttentionDims) -> bool {
     most_seen(dims) * dims.head_dim >= MANY_ELEMENTS
 }
@@ -300,9 +313,7 @@ pub(super) fn by_vectors(
     sharing: Sharing,
     tile_rows: Option<usize>,
 ) -> Result<Compiled, String> {
-    let Sharing {
-        workgroups, together, ..
-    } = sharing;
+    let (workgroups, heads) = (sharing.workgroups, sharing.heads());
     let mut module = Module::new(cx);
     let mut template = sharing.template(&mut module, &dims)?;
     if let Some(rows) = tile_rows {
@@ -313,7 +324,7 @@ pub(super) fn by_vectors(
         let value = caches::load_vector(&mut module, operand, "index");
         template = template.returns(name, "", &value.ok_or("an operand has no vectors")?);
     }
-    let groups = queries(&dims) / together * workgroups;
+    let groups = queries(&dims) / heads * workgroups;
     if workgroups == 1 {
         let stored = store_body(&mut module, &dims, Target::Output(0));
         return Ok(module.finish_template(template.body("store", stored), groups)?.into());

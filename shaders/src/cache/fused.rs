@@ -41,7 +41,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let half = neighbours::rotated_half(&kernel)?;
     let product = matmul::product(&body, id, &rows_cx)?;
     let launch = vectors::compile_shared(&body, id, &rows_cx, &product, half, |e| epilogue(e, rows, &dims))?;
-    let mut launches = copied(cx, CACHE)?;
+    let mut launches: Vec<_> = copied(cx, CACHE, 0)?.into_iter().collect();
     launches.push(launch);
     Ok(Compiled {
         launches,

@@ -92,7 +92,7 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     let CacheDims {
         rows, capacity, width, ..
     } = dims;
-    let mut launches = copied(cx, 1)?;
+    let mut launches: Vec<Launch> = copied(cx, 1, 0)?.into_iter().collect();
     // The kernel reads only the new rows and their positions.
     let types = [0, 2].map(|operand| cx.kernel.inputs[operand].clone());
     let kernel = KernelDesc {
@@ -122,29 +122,30 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     Ok(launches)
 }
 
-/// Compiles a copy of the cache to the result. Returns no launch if the cache is overwritten in place.
-fn copied(cx: &CompileCx, cache: usize) -> Result<Vec<Launch>, String> {
-    if cx.is_overwritten(cache) {
-        return Ok(Vec::new());
+/// Compiles a copy of an operand, the cache, to a result. Returns no launch if the cache is overwritten in place, or empty.
+fn copied(cx: &CompileCx, cache: usize, output: usize) -> Result<Option<Launch>, String> {
+    let ty = &cx.kernel.outputs[output];
+    if cx.is_overwritten(cache) || ty.numel() == 0 {
+        return Ok(None);
     }
     let mut copy = Module::new(cx);
-    if has_pairs(cx) {
+    if ty.dtype.is_half() {
         let words = copy
             .load_words(cache, 1, "i")
             .ok_or("the cache has no memory of its own")?;
-        let name = copy.array(cx.outputs[0], cx.kernel.outputs[0].dtype, true);
+        let name = copy.array(cx.outputs[output], ty.dtype, true);
         let code = format!("{name}[i] = {words};\n");
-        return Ok(vec![copy.finish_elements(code, cx.kernel.outputs[0].numel() / 2)?]);
+        return copy.finish_elements(code, ty.numel() / 2).map(Some);
     }
     let value = copy.load(cache, "i");
-    let store = copy.store(0, "i", &value);
-    Ok(vec![copy.finish_elements(store, cx.kernel.outputs[0].numel())?])
+    let store = copy.store(output, "i", &value);
+    copy.finish_elements(store, ty.numel()).map(Some)
 }
 
 /// Compiles a write into blocks, with a workgroup for each row.
 fn write_blocks(cx: &CompileCx) -> Result<Vec<Launch>, String> {
     let PagedWriteDims { rows, width, slots } = PagedWriteDims::of(&cx.call())?;
-    let mut launches = copied(cx, 1)?;
+    let mut launches: Vec<Launch> = copied(cx, 1, 0)?.into_iter().collect();
     let mut module = Module::new(cx);
     module.uses_faults();
     let template = Template::new(files::PAGED_CACHE_WRITE)

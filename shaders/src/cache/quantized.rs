@@ -3,9 +3,10 @@
 use meganeura_core::ops::{QuantizedWriteDims, SequenceRows};
 
 use super::super::files;
-use super::super::kernel::{CompileCx, Compiled};
+use super::super::kernel::{CompileCx, Compiled, Launch};
 use super::super::module::Module;
 use super::super::template::Template;
+use super::copied;
 
 pub(super) const NAME: &str = "core.quantized_cache_write";
 
@@ -13,19 +14,8 @@ pub(super) const NAME: &str = "core.quantized_cache_write";
 pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let dims = QuantizedWriteDims::of(&cx.call())?;
     let QuantizedWriteDims { rows, width, slots, .. } = dims;
-    let mut launches = Vec::new();
-    for (input, output) in [(1, 0), (2, 1)] {
-        let ty = &cx.kernel.outputs[output];
-        if cx.is_overwritten(input) || ty.numel() == 0 {
-            continue;
-        }
-        let mut copy = Module::new(cx);
-        let words = copy
-            .load_words(input, 1, "i")
-            .ok_or("the cache has no memory of its own")?;
-        let name = copy.array(cx.outputs[output], ty.dtype, true);
-        launches.push(copy.finish_elements(format!("{name}[i] = {words};\n"), ty.bytes() / 4)?);
-    }
+    let copies = [copied(cx, 1, 0)?, copied(cx, 2, 1)?];
+    let mut launches: Vec<Launch> = copies.into_iter().flatten().collect();
     if rows * width == 0 {
         return Ok(Compiled {
             launches,
