@@ -206,12 +206,12 @@ struct Completions {
 
 impl Completions {
     /// Adds the tokens of a part of a choice to the log-probabilities and token ids. Of a scored prompt, adds at most `most`
-    /// tokens, and keeps the others for further events.
+    /// tokens; [`next_part`](Format::next_part) sends the others.
     fn push(&mut self, piece: Piece, most: usize) {
         if let Some(scored) = piece.scored {
-            let prompt = piece.choice / self.per_prompt;
-            let shows_special = self.shows_special.get(prompt) == Some(&true);
-            self.logprobs[piece.choice].push_first(self.first_tokens[prompt], shows_special);
+            let first = self.first_tokens[piece.choice / self.per_prompt];
+            let shows_special = self.shows_special_in(piece.choice);
+            self.logprobs[piece.choice].push_first(first, shows_special);
             self.scored = Some((piece.choice, scored.into_iter()));
             self.push_scored(most);
         }
@@ -223,10 +223,15 @@ impl Completions {
         }
     }
 
+    /// Returns true if the repeated prompt of a choice contains the names of special tokens.
+    fn shows_special_in(&self, choice: usize) -> bool {
+        self.shows_special.get(choice / self.per_prompt) == Some(&true)
+    }
+
     /// Adds at most `most` tokens of the scored prompt. Returns its choice if it had any tokens left.
     fn push_scored(&mut self, most: usize) -> Option<usize> {
         let (choice, mut scored) = self.scored.take().filter(|(_, scored)| scored.len() > 0)?;
-        let shows_special = self.shows_special.get(choice / self.per_prompt) == Some(&true);
+        let shows_special = self.shows_special_in(choice);
         for chosen in scored.by_ref().take(most) {
             self.logprobs[choice].push(&chosen, shows_special);
         }

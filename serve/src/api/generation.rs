@@ -72,16 +72,15 @@ impl Piece {
         size_of::<Piece>() + self.text.len() + tokens.map(size_of_token).sum::<usize>()
     }
 
-    /// Returns the number of bytes that the piece takes in an answer; `each` returns the bytes of a log-probability, given its
-    /// token.
-    pub(crate) fn bytes(&self, each: impl Fn(u32) -> usize) -> usize {
+    /// Returns the estimated bytes of the piece as JSON text.
+    fn written_bytes(&self, app: &App) -> usize {
         let entries = |chosen: &ChosenToken| {
-            let top = chosen.logprobs.iter().flat_map(|(_, top)| top);
-            let own = chosen.logprobs.iter().map(|_| each(chosen.token));
-            own.chain(top.map(|(token, _)| each(*token))).sum::<usize>()
+            let (_, top) = chosen.logprobs.as_ref()?;
+            let tokens = std::iter::once(chosen.token).chain(top.iter().map(|(token, _)| *token));
+            Some(tokens.map(|token| logprob_bytes(app, token)).sum::<usize>())
         };
         let logprobs = self.chosen.iter().chain(self.scored.iter().flatten());
-        size_of::<Piece>() + self.text.len() + logprobs.map(entries).sum::<usize>()
+        size_of::<Piece>() + self.text.len() + logprobs.filter_map(entries).sum::<usize>()
     }
 }
 
@@ -372,7 +371,7 @@ impl Generation {
     /// # Errors
     /// A limit that they exceed.
     pub(crate) fn keep_written(&self, piece: &Piece) -> Result<(), ApiError> {
-        self.keep(piece.bytes(|token| logprob_bytes(&self.app, token)))
+        self.keep(piece.written_bytes(&self.app))
     }
 
     /// Returns the counter of the request's unsent bytes.

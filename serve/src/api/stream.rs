@@ -222,25 +222,25 @@ impl<F: Format> State<F> {
     }
 }
 
-/// Returns the text and the bytes of one token, for lists of log-probabilities. The bytes may be a part of a character.
-pub(crate) fn spelled(app: &App, token: u32) -> (String, &[u8]) {
-    let bytes = match app.token_bytes().get(token as usize) {
+/// Returns the bytes of one token, or of its name if it is special. The bytes may be a part of a character.
+fn bytes_of(app: &App, token: u32) -> &[u8] {
+    match app.token_bytes().get(token as usize) {
         Some(TokenBytes::Text(bytes)) => bytes,
         Some(TokenBytes::Special(name)) => name.as_bytes(),
         Some(TokenBytes::None) | None => &[],
-    };
+    }
+}
+
+/// Returns the text and the bytes of one token, for lists of log-probabilities.
+pub(crate) fn spelled(app: &App, token: u32) -> (String, &[u8]) {
+    let bytes = bytes_of(app, token);
     (String::from_utf8_lossy(bytes).into_owned(), bytes)
 }
 
 /// Returns the estimated bytes of a log-probability as JSON text: numbers and names of fields, the characters of the token,
 /// of which some are escaped, and its bytes as numbers.
 pub(crate) fn logprob_bytes(app: &App, token: u32) -> usize {
-    let length = match app.token_bytes().get(token as usize) {
-        Some(TokenBytes::Text(bytes)) => bytes.len(),
-        Some(TokenBytes::Special(name)) => name.len(),
-        Some(TokenBytes::None) | None => 0,
-    };
-    64 + 6 * length
+    64 + 6 * bytes_of(app, token).len()
 }
 
 /// Returns the name of a token in the log-probabilities of completions: its text, or `bytes:\xf0\x9f` if its bytes are
