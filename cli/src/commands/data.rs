@@ -1,7 +1,5 @@
 //! Command `meganeura data`, and the report on a table that `train` prints, too.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -108,33 +106,21 @@ pub(crate) fn run(args: &Args) -> Outcome {
 
 /// Refuses options for CSV if the file is Parquet or JSON lines.
 pub(super) fn check_text_options(profile: &TableProfile, format: &TableFormat) -> Result<(), String> {
-    let encoding = ("--encoding", format.encoding.is_some());
-    let of_csv = [
+    let kind = match profile.encoding {
+        None => "a Parquet file",
+        Some(_) if profile.is_json_lines => "JSON lines",
+        Some(_) => return Ok(()),
+    };
+    let given = [
+        ("--encoding", format.encoding.is_some() && profile.encoding.is_none()),
         ("--delimiter", format.delimiter.is_some()),
         ("--decimal", format.decimal.is_some()),
         ("--header", format.header != Header::Auto),
     ];
-    let given =
-        |options: &[(&'static str, bool)]| options.iter().find(|(_, is_given)| *is_given).map(|(name, _)| *name);
-    let refused = if profile.encoding.is_none() {
-        given(&[&[encoding], &of_csv[..]].concat()).map(|option| (option, "a Parquet file"))
-    } else {
-        given(&of_csv)
-            .filter(|_| is_json_lines(&profile.name))
-            .map(|option| (option, "JSON lines"))
-    };
-    match refused {
-        Some((option, kind)) => Err(format!("{option} does not work with {kind}: {}", profile.name)),
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => Err(format!("{option} does not work with {kind}: {}", profile.name)),
         None => Ok(()),
     }
-}
-
-/// Returns true if a file begins with an object of JSON.
-fn is_json_lines(path: &str) -> bool {
-    let mut head = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(1024).read_to_end(&mut head));
-    let text = head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&head);
-    read.is_ok() && text.trim_ascii_start().starts_with(b"{")
 }
 
 /// Prints the report on a table, with at most `most` columns.

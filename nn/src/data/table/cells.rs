@@ -36,6 +36,7 @@ pub struct RawTable {
     decimal: DecimalMark,
     /// Character encoding of the file; `None` for Parquet.
     encoding: Option<TextEncoding>,
+    is_json_lines: bool,
     /// Further words for missing cells, in lower case.
     missing: Vec<String>,
     columns: Vec<String>,
@@ -83,7 +84,11 @@ impl RawTable {
         let encoding = Some(decoded.encoding);
         if decoded.is_json_lines() {
             let table = RawTable::of_json_lines(read_json_lines(decoded.text, name)?, name, format)?;
-            return Ok(RawTable { encoding, ..table });
+            return Ok(RawTable {
+                encoding,
+                is_json_lines: true,
+                ..table
+            });
         }
         let announced = decoded.announced_delimiter();
         let delimiter = format.delimiter.or(announced).unwrap_or_else(|| decoded.delimiter());
@@ -159,6 +164,7 @@ impl RawTable {
             delimiter: format.delimiter.unwrap_or(b','),
             decimal: DecimalMark::Point,
             encoding: None,
+            is_json_lines: false,
             missing: format.missing.iter().map(|word| word.to_lowercase()).collect(),
             columns,
             text: String::new(),
@@ -282,6 +288,11 @@ impl RawTable {
     /// Returns the decimal mark of numbers.
     pub fn decimal(&self) -> DecimalMark {
         self.decimal
+    }
+
+    /// Returns true if the file has JSON lines.
+    pub(super) fn is_json_lines(&self) -> bool {
+        self.is_json_lines
     }
 
     /// Returns the character encoding of the file; `None` for Parquet.

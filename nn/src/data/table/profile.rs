@@ -152,6 +152,9 @@ pub struct TableProfile {
     pub decimal: DecimalMark,
     /// Character encoding of the file; `None` for Parquet.
     pub encoding: Option<TextEncoding>,
+    /// True if the file has JSON lines.
+    #[serde(skip)]
+    pub is_json_lines: bool,
     /// All columns, in the order of the file.
     pub columns: Vec<ColumnProfile>,
 }

@@ -89,6 +89,7 @@ impl Roles {
             delimiter: char::from(raw.delimiter()),
             decimal: raw.decimal(),
             encoding: raw.encoding(),
+            is_json_lines: raw.is_json_lines(),
             columns: self.types.iter().enumerate().map(column).collect(),
         }
     }
