@@ -1,17 +1,15 @@
 //! Tests of KV caches with 8-bit integers.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use meganeura_llm::engine::SequenceRequest;
 use meganeura_llm::{CacheType, Checkpoint, Engine, EngineOptions, Generator, GeneratorOptions, ModelConfig};
-use safetensors::tensor::TensorView;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::engine::finish;
-use crate::transformers::{device, distance, expected, folder, ids, logits, numbers};
+use crate::transformers::{device, distance, expected, folder, ids, logits, write_tensors};
 
 /// Factor of the number of heads, so that rows of keys have a multiple of 64 numbers.
 const TIMES: usize = 8;
@@ -20,27 +18,22 @@ const TIMES: usize = 8;
 /// output projection averages the copies.
 fn with_more_heads(model: &str) -> TempDir {
     let (from, to) = (folder(model), tempfile::tempdir().expect("a folder"));
-    let mut tensors = BTreeMap::new();
-    let bytes = std::fs::read(from.join("model.safetensors")).expect("a fixture");
-    for (name, view) in SafeTensors::deserialize(&bytes).expect("safetensors").tensors() {
-        let (mut shape, mut values) = (view.shape().to_vec(), numbers(&view));
-        if ["q_proj", "k_proj", "v_proj"].iter().any(|part| name.contains(part)) {
-            shape[0] *= TIMES;
-            values = values.repeat(TIMES);
-        } else if name.contains("o_proj") {
-            let rows = values.chunks_exact(shape[1]).map(|row| row.repeat(TIMES));
-            values = rows.flatten().map(|x| x / TIMES as f32).collect();
-            shape[1] *= TIMES;
-        }
-        let data: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-        tensors.insert(name, (shape, data));
-    }
-    let views = tensors.iter().map(|(name, (shape, data))| {
-        let view = TensorView::new(Dtype::F32, shape.clone(), data).expect("a tensor");
-        (name, view)
-    });
-    let stored = safetensors::serialize(views, None).expect("serialized");
-    std::fs::write(to.path().join("model.safetensors"), stored).expect("written");
+    let file = "model.safetensors";
+    write_tensors(
+        &from.join(file),
+        &to.path().join(file),
+        Dtype::F32,
+        |name, shape, values| {
+            if ["q_proj", "k_proj", "v_proj"].iter().any(|part| name.contains(part)) {
+                shape[0] *= TIMES;
+                *values = values.repeat(TIMES);
+            } else if name.contains("o_proj") {
+                let rows = values.chunks_exact(shape[1]).map(|row| row.repeat(TIMES));
+                *values = rows.flatten().map(|x| x / TIMES as f32).collect();
+                shape[1] *= TIMES;
+            }
+        },
+    );
     let text = std::fs::read_to_string(from.join("config.json")).expect("a fixture");
     let mut config: Value = serde_json::from_str(&text).expect("json");
     if !config["head_dim"].is_u64() {
@@ -66,8 +59,7 @@ fn generator(path: &Path, cache_type: CacheType, prefill_rows: usize) -> Generat
     Generator::on(device(), config, checkpoint, &options).expect("a generator")
 }
 
-/// Plain attention, windows, a soft cap (which is a composition of other operators), norms of queries and keys, and
-/// experts.
+/// The models have plain attention, windows, a soft cap of the scores, norms of queries and keys, and experts.
 const MODELS: [&str; 5] = ["llama", "mistral", "gemma2", "qwen3", "mixtral"];
 
 #[test]

@@ -128,7 +128,7 @@ pub(crate) fn distance(a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Returns the numbers of a tensor in `f32`.
-pub(crate) fn numbers(view: &TensorView) -> Vec<f32> {
+fn numbers(view: &TensorView) -> Vec<f32> {
     let halves = view.data().as_chunks().0.iter();
     match view.dtype() {
         Dtype::F32 => {
@@ -140,19 +140,19 @@ pub(crate) fn numbers(view: &TensorView) -> Vec<f32> {
     }
 }
 
-/// Writes tensors of a file in a type, after a change of their numbers.
-pub(crate) fn write_tensors(from: &Path, to: &Path, dtype: Dtype, change: impl Fn(&str, &[usize], &mut Vec<f32>)) {
+/// Writes tensors of a file in a type, after a change of their shapes and numbers.
+pub(crate) fn write_tensors(from: &Path, to: &Path, dtype: Dtype, change: impl Fn(&str, &mut [usize], &mut Vec<f32>)) {
     let bytes = std::fs::read(from).expect("a fixture");
     let mut tensors = Vec::new();
     for (name, view) in SafeTensors::deserialize(&bytes).expect("safetensors").tensors() {
-        let mut values = numbers(&view);
-        change(&name, view.shape(), &mut values);
+        let (mut shape, mut values) = (view.shape().to_vec(), numbers(&view));
+        change(&name, &mut shape, &mut values);
         let data: Vec<u8> = match dtype {
             Dtype::F16 => values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect(),
             Dtype::BF16 => values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect(),
             _ => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
         };
-        tensors.push((name, view.shape().to_vec(), data));
+        tensors.push((name, shape, data));
     }
     let views = tensors.iter().map(|(name, shape, data)| {
         let view = TensorView::new(dtype, shape.clone(), data).expect("a tensor");
@@ -168,7 +168,7 @@ fn rounded(model: &str, weights: WeightStorage) -> tempfile::TempDir {
     let [from, to] = [&folder(model), target.path()].map(|folder| folder.join("model.safetensors"));
     write_tensors(&from, &to, Dtype::F32, |name, shape, values| {
         // Routers, and gates of shared experts, are not rounded.
-        if let (&[_, width], false) = (shape, name.ends_with("gate.weight")) {
+        if let (&[_, width], false) = (&*shape, name.ends_with("gate.weight")) {
             match weights.format().filter(|_| width.is_multiple_of(BLOCK)) {
                 Some(format) => {
                     let (mut bytes, mut scales) = (Vec::new(), Vec::new());
