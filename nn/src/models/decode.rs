@@ -94,7 +94,7 @@ impl LlamaConfig {
     /// `u32 [batch..., rows]`, and `kv_pos`, the number of cached tokens of each sequence,
     /// `u32 [batch...]`, or `[1]` for one. Each layer's keys and values are written into parameters
     /// named by [`kv_cache_names`], `[batch..., capacity, kv_width]` of
-    /// [`LlamaConfig::cache_type`], which are not trained. Caches of [`CacheType::Q8`] are words
+    /// [`LlamaConfig::cache_type`], which are not trained. [`CacheType::Q8`] has words
     /// `u32 [..., kv_width / 4]`, with scales `f16 [..., kv_width / 32]` named by [`kv_scale_names`]. Output: the logits,
     /// `f32 [batch..., rows, vocab]`, or `[batch..., 1, vocab]` of one row.
     #[track_caller]
