@@ -1,15 +1,16 @@
 //! Connections of clients: their limits, timeouts and shutdown.
 //!
-//! When all connection slots are in use, a new connection replaces one that waits for data from its client. Slow and silent
-//! clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
+//! When all connection slots are in use, a new connection replaces one that waits for data from its client, or whose client
+//! reads its answers slowly. Slow and silent clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::half_closed::HalfClosed;
 use crate::lock::lock;
+use crate::pace::Pace;
 
 /// See [`ServerOptions`](crate::ServerOptions).
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +93,8 @@ pub(crate) struct Activity {
     takes_interim: Arc<AtomicBool>,
     /// True from the start of a response until all of its bytes are passed to the operating system.
     has_unsent: Arc<AtomicBool>,
+    /// Pace at which the client reads.
+    pace: Arc<Mutex<Pace>>,
     /// Value that becomes true when the server stops.
     stopping: watch::Receiver<bool>,
     /// True if the connection uses a reserved slot.
@@ -104,6 +108,7 @@ impl Activity {
             phase: Arc::new(AtomicU8::new(IDLE)),
             takes_interim: Arc::new(AtomicBool::new(false)),
             has_unsent: Arc::new(AtomicBool::new(false)),
+            pace: Arc::default(),
             is_reserved,
         }
     }
@@ -130,8 +135,13 @@ impl Activity {
         self.is_reading() && !self.has_unsent.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn pace(&self) -> MutexGuard<'_, Pace> {
+        lock(&self.pace)
+    }
+
     /// Records that all bytes written so far are passed to the operating system.
     pub(crate) fn flushed(&self) {
+        self.pace().flush(Instant::now());
         if self.phase.load(Ordering::Relaxed) != ANSWERING {
             self.has_unsent.store(false, Ordering::Relaxed);
         }
@@ -174,20 +184,20 @@ enum Admission {
 }
 
 impl Registry {
-    /// Decides whether to accept a new connection. If a limit is reached, closes the oldest connection that waits for
-    /// data: of the same address if its own limit is reached, otherwise of the address with the most such connections.
+    /// Decides whether to accept a new connection. If a limit is reached, closes a connection that waits for data or is slow: of
+    /// the same address if its own limit is reached, otherwise of the address with the most such connections.
     fn admit(&mut self, address: IpAddr, limits: &Limits) -> Admission {
         // A limit that is not below the one of all connections must not keep an address out of the reserved slots.
         let has_own_limit = limits.connections_per_address < limits.connections;
         let of_address = self.open.values().filter(|entry| entry.address == address).count();
-        if has_own_limit && of_address >= limits.connections_per_address && !self.close_oldest(Some(address), false) {
+        if has_own_limit && of_address >= limits.connections_per_address && !self.close_one(Some(address), false) {
             return Admission::Refused;
         }
         let used = self.open.values().filter(|entry| !entry.activity.is_reserved).count();
-        if used < limits.connections || self.close_oldest(None, false) {
+        if used < limits.connections || self.close_one(None, false) {
             return Admission::Admitted;
         }
-        if self.open.len() < limits.connections + RESERVED || self.close_oldest(None, true) {
+        if self.open.len() < limits.connections + RESERVED || self.close_one(None, true) {
             return Admission::Reserved;
         }
         Admission::Refused
@@ -203,10 +213,30 @@ impl Registry {
         }
     }
 
-    /// Closes the oldest connection that waits for data, among the reserved or the ordinary slots. If `address` is
-    /// `None`, considers the address with the most such connections. Returns true if a connection was closed.
-    fn close_oldest(&mut self, address: Option<IpAddr>, is_reserved: bool) -> bool {
-        let closable = |entry: &&Entry| entry.activity.may_be_closed() && entry.activity.is_reserved == is_reserved;
+    /// Closes a connection among the reserved or the ordinary slots: the oldest one that waits for data, otherwise the one whose
+    /// client is the latest in reading its answers. If `address` is `None`, considers the address with the most such
+    /// connections. Returns true if a connection was closed.
+    fn close_one(&mut self, address: Option<IpAddr>, is_reserved: bool) -> bool {
+        let now = Instant::now();
+        let waits = |entry: &Entry| entry.activity.may_be_closed();
+        self.close_first(address, is_reserved, waits, |entry| entry.since)
+            || self.close_first(
+                address,
+                is_reserved,
+                |entry| !entry.activity.pace().lateness(now).is_zero(),
+                |entry| Reverse(entry.activity.pace().lateness(now)),
+            )
+    }
+
+    /// Closes the connection with the smallest key among those that may be closed.
+    fn close_first<K: Ord>(
+        &mut self,
+        address: Option<IpAddr>,
+        is_reserved: bool,
+        may_be_closed: impl Fn(&Entry) -> bool,
+        key: impl Fn(&Entry) -> K,
+    ) -> bool {
+        let closable = |entry: &&Entry| entry.activity.is_reserved == is_reserved && may_be_closed(entry);
         let address = address.or_else(|| {
             let mut counts: HashMap<IpAddr, usize> = HashMap::new();
             for entry in self.open.values().filter(closable) {
@@ -221,8 +251,8 @@ impl Registry {
             .open
             .iter()
             .filter(|(_, entry)| Some(entry.address) == address && closable(entry));
-        let oldest = of_address.min_by_key(|(_, entry)| entry.since).map(|(id, _)| *id);
-        let Some(entry) = oldest.and_then(|id| self.open.remove(&id)) else {
+        let first = of_address.min_by_key(|(_, entry)| key(entry)).map(|(id, _)| *id);
+        let Some(entry) = first.and_then(|id| self.open.remove(&id)) else {
             return false;
         };
         entry.close.notify_one();
@@ -266,7 +296,7 @@ pub(crate) async fn serve(
             Err(error) => {
                 log::warn!("a connection cannot be accepted: {error}");
                 // Often there are too many open files: a silent connection gives its file to the new one.
-                lock(&registry).close_oldest(None, false);
+                lock(&registry).close_one(None, false);
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
@@ -299,7 +329,9 @@ pub(crate) async fn serve(
         if let Err(error) = SockRef::from(&stream).set_tcp_keepalive(&keepalive) {
             log::debug!("a connection has no keep-alive probes: {error}");
         }
-        let mut stream = TimeoutStream::new(HalfClosed::new(stream, activity.clone()));
+        let stream = HalfClosed::new(stream, activity.clone());
+        let client_left = stream.client_left();
+        let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(limits.write_timeout));
         let router = router.clone();
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
@@ -327,6 +359,7 @@ pub(crate) async fn serve(
                     }
                 }
                 () = close.notified() => log::debug!("a connection that waited for its client was closed for another"),
+                error = client_left => log::debug!("a client has left: {error}"),
             }
             drop(registered);
         });
@@ -500,6 +533,27 @@ mod tests {
         activity.flushed();
         assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Admitted);
         assert!(!registry.open.contains_key(&0));
+    }
+
+    #[test]
+    fn clients_that_read_slowly_lose_their_places() {
+        let mut registry = Registry::default();
+        for _ in 0..LIMITS.connections {
+            assert_eq!(add(&mut registry, [1; 4], ANSWERING, &LIMITS), Admission::Admitted);
+        }
+        let long_ago = Instant::now() - Duration::from_secs(20);
+        for (id, seconds) in [(0, 5), (1, 10), (2, 0)] {
+            let since = long_ago + Duration::from_secs(20 - seconds);
+            registry.open[&id].activity.pace().wait(since);
+        }
+        for left in [vec![0, 2, 3], vec![2, 3, 4]] {
+            assert_eq!(add(&mut registry, [2; 4], ANSWERING, &LIMITS), Admission::Admitted);
+            let mut open: Vec<u64> = registry.open.keys().copied().collect();
+            open.sort_unstable();
+            assert_eq!(open, left);
+        }
+        // The client with the index 2 is late by less than the tolerance.
+        assert_eq!(add(&mut registry, [2; 4], ANSWERING, &LIMITS), Admission::Reserved);
     }
 
     #[test]

@@ -22,6 +22,7 @@ mod grammar;
 mod half_closed;
 mod lock;
 mod metrics;
+mod pace;
 mod page;
 mod preparation;
 mod steps;

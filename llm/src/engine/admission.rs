@@ -105,6 +105,7 @@ impl Engine {
             return false;
         };
         next.has_overtaken = true;
+        next.record_cached();
         self.count_turn(next.group);
         self.running.push(next);
         true
@@ -157,6 +158,7 @@ impl Engine {
                 return;
             }
             next.has_overtaken = false;
+            next.record_cached();
             self.count_turn(next.group);
             self.counts.cached_tokens += next.computed as u64;
             self.running.push(next);

@@ -223,7 +223,11 @@ impl Sequence {
         }
         // Shared blocks were computed by both models.
         self.computed_by_draft = self.computed;
-        // After a preemption, the sequence finds its own blocks.
+    }
+
+    /// Records the tokens that were found in the prefix cache, when the sequence is first admitted. After a preemption, it finds
+    /// its own blocks, which do not count.
+    pub(super) fn record_cached(&mut self) {
         self.cached.get_or_insert(self.computed);
     }
 

@@ -141,6 +141,32 @@ fn the_prompt_reports_cached_tokens() {
 }
 
 #[test]
+fn only_tokens_that_are_still_cached_when_a_sequence_begins_are_reported() {
+    let mut engine = engine(EngineOptions {
+        sequences: 2,
+        context: Some(128),
+        cache_tokens: Some(128),
+        ..EngineOptions::default()
+    });
+    let prompt: Vec<u32> = (0..40).map(|i| i * 7 % 320).collect();
+    events(&mut engine, vec![SequenceRequest::new(prompt.clone(), 1)]);
+    // This sequence leaves no room for another one, and takes the blocks of the prompt when it has all its tokens.
+    let large = SequenceRequest {
+        min_tokens: 44,
+        ..SequenceRequest::new((0..75).map(|i| i * 11 % 320).collect(), 44)
+    };
+    let longer = [prompt, vec![3; 30]].concat();
+    let before = engine.counts().cached_tokens;
+    let (ids, events) = events(&mut engine, vec![large, SequenceRequest::new(longer, 1)]);
+    let reported = events.iter().find_map(|event| match event {
+        Event::Prompt(id, cached, _) if *id == ids[1] => Some(*cached as u64),
+        _ => None,
+    });
+    assert_eq!(reported, Some(engine.counts().cached_tokens - before));
+    assert_eq!(reported, Some(0));
+}
+
+#[test]
 fn biases_and_minimum_lengths_change_the_choice() {
     let mut engine = engine(EngineOptions::default());
     let prompt = prompt();

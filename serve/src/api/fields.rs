@@ -8,6 +8,18 @@ use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, quoted};
 
+/// Returns a field that contains text, or `None` if it is missing or `null`.
+///
+/// # Errors
+/// The field has another type.
+pub(crate) fn text_of<'a>(object: &'a Value, name: &str) -> Result<Option<&'a str>, String> {
+    match &object[name] {
+        Value::Null => Ok(None),
+        Value::String(text) => Ok(Some(text)),
+        _ => Err(format!("has a {name} that is not a text")),
+    }
+}
+
 /// Fields that never influence the result.
 const WITHOUT_EFFECT: &[&str] = &[
     "user",

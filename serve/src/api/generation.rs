@@ -14,7 +14,7 @@ use super::App;
 use super::error::ApiError;
 use super::request::TextOptions;
 use super::stream::logprob_bytes;
-use crate::grammar::{Compiled, Grammar};
+use crate::grammar::{Compiled, PackedGrammar};
 use crate::preparation::{Abandonment, GRAMMAR_LIMITS, GRAMMAR_TIMEOUT, GrammarRoom, NotPrepared, size_of_grammar};
 use crate::text::{StopStrings, Text};
 use crate::unsent::{LimitReached, RequestBytes};
@@ -94,11 +94,29 @@ impl App {
         deadline: Instant,
     ) -> Result<Generation, ApiError> {
         let counted = options.grammar.as_ref().map(|_| self.grammars.count());
+        let unsent = self.site.unsent.of_request();
         let compiled = match options.grammar.take() {
             None => None,
-            Some(grammar) => Some(self.compile(grammar, prompts.len() * options.count, deadline).await?),
+            Some(grammar) => {
+                // The request may wait for its grammar for long.
+                let of_prompts: usize = prompts.iter().map(|prompt| size_of_val(&prompt[..])).sum();
+                let grammar = Arc::new(grammar.packed());
+                let waiting = of_prompts + grammar.bytes();
+                unsent.add(waiting).map_err(too_much)?;
+                let compiled = self.compile(grammar, prompts.len() * options.count, deadline).await?;
+                unsent.remove(waiting);
+                Some(compiled)
+            }
         };
-        let started = Generation::start(self, prompts, &options, compiled.as_ref(), are_completions, deadline);
+        let started = Generation::start(
+            self,
+            unsent,
+            prompts,
+            &options,
+            compiled.as_ref(),
+            are_completions,
+            deadline,
+        );
         drop(counted);
         started
     }
@@ -106,7 +124,7 @@ impl App {
     /// Compiles a grammar for this number of sequences, and returns it with its room in memory.
     async fn compile(
         self: &Arc<Self>,
-        grammar: Grammar,
+        grammar: Arc<PackedGrammar>,
         count: usize,
         deadline: Instant,
     ) -> Result<(Compiled, Arc<GrammarRoom>), ApiError> {
@@ -116,10 +134,11 @@ impl App {
                 limit.as_secs()
             ))
         };
-        // Values of JSON take many times the memory of their text, and may wait for long.
-        let grammar = Arc::new(grammar.packed());
         let (app, of_cost) = (self.clone(), grammar.clone());
-        let estimate = move || Ok((of_cost.cost(), app.grammars.known(&of_cost)));
+        let estimate = move || {
+            of_cost.check().map_err(|e| ApiError::of_request(&e))?;
+            Ok((of_cost.cost(), app.grammars.known(&of_cost)))
+        };
         let (cost, known) = self.site.prepare(deadline, grammar.bytes(), estimate).await?;
         // The cost is an estimate: a grammar that takes longer continues as one of the next size.
         let first = size_of_grammar(cost);
@@ -160,10 +179,11 @@ impl App {
 }
 
 impl Generation {
-    /// Starts to generate `options.count` choices for each prompt. If the request is a completion, the decoded text
+    /// Starts to generate `options.count` choices for each prompt. Adds the request's memory to `unsent`. If the request is a completion, the decoded text
     /// continues that of the prompt.
     pub(crate) fn start(
         app: Arc<App>,
+        unsent: Arc<RequestBytes>,
         prompts: Vec<Vec<u32>>,
         options: &TextOptions,
         grammar: Option<&(Compiled, Arc<GrammarRoom>)>,
@@ -171,7 +191,6 @@ impl Generation {
         deadline: Instant,
     ) -> Result<Self, ApiError> {
         let (sender, updates) = unbounded_channel();
-        let unsent = app.site.unsent.of_request();
         let mut choices = Vec::new();
         let mut usage = Usage::default();
         for prompt in &prompts {

@@ -68,7 +68,8 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     let (PreparedRequest { prompt, options, tools }, settings) = prepared;
     let stream = options.stream;
     let generation = app.clone().generate(vec![prompt], options, false, deadline).await?;
-    generation.keep(settings.bytes())?;
+    // The first two events of a stream repeat the settings, and a client may read nothing. A complete answer repeats them once.
+    generation.keep(settings.bytes() * if stream { 3 } else { 2 })?;
     let format = Responses {
         id: id("resp"),
         item: id("msg"),
@@ -179,7 +180,7 @@ fn prepare(app: &App, body: &[u8]) -> Result<(PreparedRequest, Settings), ApiErr
 /// belongs to.
 fn add_item(messages: &mut Vec<Value>, thoughts: &mut String, item: Value) -> Result<(), String> {
     let text = |name: &str| item[name].as_str().map(str::to_owned);
-    let kind = item["type"].as_str().unwrap_or("message");
+    let kind = fields::text_of(&item, "type")?.unwrap_or("message");
     let mut answer = match kind {
         "message" => {
             fields::only(&item, &["type", "role", "content", "id", "status", "cache_control"])?;
@@ -217,7 +218,12 @@ fn add_item(messages: &mut Vec<Value>, thoughts: &mut String, item: Value) -> Re
         "reasoning" => {
             // Summaries are written for people.
             fields::only(&item, &["type", "id", "status", "summary", "content"])?;
-            for part in item["content"].as_array().into_iter().flatten() {
+            let parts = match &item["content"] {
+                Value::Null => [].as_slice(),
+                Value::Array(parts) => parts,
+                _ => return Err("has content that is no list of parts of type reasoning_text".into()),
+            };
+            for part in parts {
                 match (part["type"].as_str(), part["text"].as_str()) {
                     (Some("reasoning_text"), Some(text)) => thoughts.push_str(text),
                     _ => return Err("has content that is not of type reasoning_text".into()),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -66,6 +66,7 @@ fn router(api: Router, open: Router, site: Arc<Site>, bounds: Bounds) -> Router 
         .layer(middleware::from_fn_with_state(bounds, body::check_announced))
         .layer(middleware::from_fn_with_state(bounds, body::receive_rest))
         .layer(RequestBodyTimeoutLayer::new(bounds.part_timeout))
+        .layer(middleware::from_fn(require_host))
         .layer(middleware::from_fn(keep_reserved))
         .layer(middleware::from_fn_with_state(site, count))
 }
@@ -83,14 +84,25 @@ async fn count(State(site): State<Arc<Site>>, path: Option<MatchedPath>, request
 }
 
 /// Refuses all requests except `/health` and `/metrics` on connections in reserved slots.
-async fn keep_reserved(request: Request, next: Next) -> Result<Response, ApiError> {
+async fn keep_reserved(request: Request, next: Next) -> Response {
     let is_reserved = request
         .extensions()
         .get::<Activity>()
         .is_some_and(|activity| activity.is_reserved);
     if is_reserved && !matches!(request.uri().path(), "/health" | "/metrics") {
         let message = "the server has reached its maximum number of connections; try again later";
-        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("too_many_connections"));
+        let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("too_many_connections");
+        // The next connection may get an ordinary slot.
+        return ([(header::CONNECTION, "close")], error).into_response();
+    }
+    next.run(request).await
+}
+
+/// Refuses requests of HTTP/1.1 without the header `Host` (RFC 9112, section 3.2).
+async fn require_host(request: Request, next: Next) -> Result<Response, ApiError> {
+    let names_host = request.headers().contains_key(header::HOST) || request.uri().host().is_some();
+    if request.version() == Version::HTTP_11 && !names_host {
+        return Err(ApiError::bad("the header Host is missing"));
     }
     Ok(next.run(request).await)
 }

@@ -24,7 +24,7 @@ pub(crate) fn name_of(tool: &Value) -> Option<&str> {
 
 /// Checks an offered tool: `{"type": "function", "function": {"name": "f", "parameters": {...}}}`.
 fn check_tool(tool: &Value) -> Result<(), String> {
-    if let Some(kind) = tool["type"].as_str().filter(|kind| *kind != "function") {
+    if let Some(kind) = fields::text_of(tool, "type")?.filter(|kind| *kind != "function") {
         return Err(format!("has the type {}, expected 'function'", quoted(kind)));
     }
     if name_of(tool).is_none() {

@@ -56,7 +56,7 @@ pub(crate) enum PackedGrammar {
 }
 
 impl Grammar {
-    /// Converts the grammar to its compact form.
+    /// Converts the grammar to its compact form: values of JSON take many times the memory of their text.
     pub(crate) fn packed(self) -> PackedGrammar {
         match self {
             Grammar::Schema(schema) => PackedGrammar::Schema(schema.to_string()),
@@ -66,12 +66,14 @@ impl Grammar {
 }
 
 impl PackedGrammar {
-    /// Returns the number of bytes of the grammar's text.
+    /// Returns the number of bytes of the grammar in memory.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             PackedGrammar::Schema(text) => text.len(),
             PackedGrammar::Other(Grammar::Lark(text) | Grammar::Regex(text)) => text.len(),
-            PackedGrammar::Other(Grammar::Choice(texts)) => texts.iter().map(String::len).sum(),
+            PackedGrammar::Other(Grammar::Choice(texts)) => {
+                texts.iter().map(|text| size_of::<String>() + text.len()).sum()
+            }
             PackedGrammar::Other(Grammar::Object | Grammar::Schema(_)) => 0,
         }
     }
@@ -83,6 +85,14 @@ impl PackedGrammar {
             PackedGrammar::Schema(text) => Grammar::Schema(serde_json::from_str(text).unwrap_or_default()),
             PackedGrammar::Other(grammar) => grammar.clone(),
         }
+    }
+
+    /// Checks the grammar's size, which must not exceed the limits.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] with the limit that it exceeds.
+    pub(crate) fn check(&self) -> Result<()> {
+        on_large_stack(|| check::grammar(&self.unpacked()))
     }
 
     /// Estimates the time to compile the grammar, as the number of bytes of a usual schema that takes as long. A usual schema
@@ -146,7 +156,7 @@ impl Grammars {
         self.trials.known(grammar)
     }
 
-    /// Compiles a grammar in another process, and returns the processor time. Returns `None` if it exceeds the limits there, and soon
+    /// Compiles a grammar that [`PackedGrammar::check`] accepted in another process, and returns the processor time. Returns `None` if it exceeds the limits there, and soon
     /// after `abandoned` is set.
     ///
     /// # Errors
@@ -160,7 +170,6 @@ impl Grammars {
         if *grammar == PackedGrammar::Other(Grammar::Object) {
             return Ok(Some(Duration::ZERO));
         }
-        on_large_stack(|| check::grammar(&grammar.unpacked()))?;
         self.trials.check(grammar, limits, abandoned, || self.trial_tokens())
     }
 

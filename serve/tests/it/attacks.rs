@@ -174,6 +174,14 @@ fn busy_connections_leave_room_for_health() {
         .collect();
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(server.get("/metrics").status, 200);
+    // The reserved connection is closed, so that the client may get an ordinary one.
+    let refused = server.get("/v1/models");
+    assert_eq!(refused.status, 503, "{}", refused.body);
+    assert!(
+        refused.head.to_lowercase().contains("connection: close"),
+        "{}",
+        refused.head
+    );
     drop(busy);
 }
 
@@ -393,6 +401,88 @@ fn a_half_closed_client_that_leaves_later_is_noticed() {
     assert_eq!(&interim, b"HTTP/1.1 100 Continue\r\n\r\n");
     drop(stream);
     until_idle(&server);
+}
+
+#[test]
+fn a_client_that_leaves_behind_further_bytes_is_noticed() {
+    let mut options = options();
+    options.engine.sequences = 1;
+    let server = TestServer::with(options);
+    let long = json!({"prompt": "a", "max_tokens": 120, "ignore_eos": true, "n": 100});
+    for further in ["\r\n", "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"] {
+        let mut stream = send(&server, &long);
+        stream.write_all(further.as_bytes()).expect("sent");
+        // The request is running.
+        while server.get("/health").json()["running"] == 0 {}
+        drop(stream);
+        until_idle(&server);
+    }
+    // A client that only sends no more gets both answers.
+    let mut stream = send(&server, &json!({"prompt": "a", "max_tokens": 60, "ignore_eos": true}));
+    let last = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    stream.write_all(last.as_bytes()).expect("sent");
+    stream.shutdown(Shutdown::Write).expect("closed");
+    let mut answers = String::new();
+    stream.read_to_string(&mut answers).expect("answers");
+    assert_eq!(answers.matches("HTTP/1.1 200").count(), 2, "{answers}");
+}
+
+#[test]
+fn clients_that_read_pages_slowly_lock_nobody_out() {
+    let server = TestServer::with(ServerOptions {
+        max_connections: 4,
+        api_key: Some("secret".into()),
+        ..options()
+    });
+    let pages = "GET /page.js HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2000);
+    let slow: Vec<_> = (0..4)
+        .map(|_| {
+            let mut stream = server.connect();
+            stream.write_all(pages.as_bytes()).expect("sent");
+            stream
+        })
+        .collect();
+    let key = "Authorization: Bearer secret\r\n";
+    let start = Instant::now();
+    while server.send("GET", "/v1/models", key, b"").status != 200 {
+        assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    drop(slow);
+}
+
+#[test]
+fn requests_without_a_host_are_refused() {
+    let server = TestServer::new();
+    for (head, status) in [
+        ("GET /health HTTP/1.1\r\nConnection: close\r\n\r\n", "HTTP/1.1 400"),
+        ("GET /health HTTP/1.0\r\n\r\n", "HTTP/1.0 200"),
+        (
+            "GET http://localhost/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+            "HTTP/1.1 200",
+        ),
+    ] {
+        let answer = String::from_utf8(server.raw(head.as_bytes())).expect("text");
+        assert!(answer.starts_with(status), "{head}: {answer}");
+    }
+}
+
+#[test]
+fn repeated_settings_of_unread_streams_are_counted() {
+    let server = TestServer::with(ServerOptions {
+        max_unsent_bytes: 40_000,
+        ..options()
+    });
+    // Numbers are written in their longest form.
+    let with = |numbers: usize| {
+        let parameters = json!({"type": "object", "enum": vec![json!(9e15); numbers]});
+        let tools = json!([{"type": "function", "name": "f", "parameters": parameters}]);
+        let body = json!({"input": "a", "tools": tools, "tool_choice": "none", "stream": true, "max_output_tokens": 1});
+        server.post("/v1/responses", &body)
+    };
+    let (small, large) = (with(500), with(1000));
+    assert_eq!(small.status, 200, "{}", small.body);
+    assert_eq!(large.json()["error"]["code"], "answer_too_large", "{}", large.body);
 }
 
 #[test]

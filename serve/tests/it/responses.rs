@@ -113,6 +113,14 @@ fn what_is_not_supported_is_refused_by_name() {
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"background": true}), "background"),
         (json!({"input": [{"type": "item_reference"}]}), "'item_reference'"),
+        (
+            json!({"input": [{"type": 5, "role": "user", "content": "a"}]}),
+            "type that is not a text",
+        ),
+        (
+            json!({"input": [{"type": "reasoning", "content": "a"}, {"role": "assistant", "content": "b"}]}),
+            "no list of parts",
+        ),
         (json!({"tool_choice": {"type": "function", "name": "f", "x": 1}}), "'x'"),
         (json!({"tools": [{"type": "web_search"}]}), "'web_search'"),
         (json!({"n": 2}), "n of 1"),
