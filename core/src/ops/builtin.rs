@@ -56,6 +56,7 @@ fn builtin() -> Vec<OpRef> {
         cross_entropy::CrossEntropyGrad,
         cross_entropy::CrossEntropyIds,
         cross_entropy::CrossEntropyIdsGrad,
+        cross_entropy::CrossEntropyRows,
         cumsum::Cumsum,
         decision_trees::DecisionTrees,
         dropout::Dropout,

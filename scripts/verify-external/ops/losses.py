@@ -59,6 +59,13 @@ def distributions(c):
     c.add("three axes of ids", "core.cross_entropy_ids", by_id, c.grid(2, 3, 2, 5), c.ids(5, 2, 3, 2), rounded=True)
     c.add("one class", "core.cross_entropy_ids", by_id, c.grid(3, 1), u32([0, 0, 0]), rounded=True)
 
+    def of_rows(x, ids):
+        losses = F.cross_entropy(x.reshape(-1, x.shape[-1]), ids.flatten(), reduction="none")
+        return losses.reshape(ids.shape), torch.logsumexp(x, -1)
+
+    c.add("three axes of ids", "core.cross_entropy_rows", of_rows, c.grid(2, 3, 2, 5), c.ids(5, 2, 3, 2), rounded=True)
+    c.add("one class", "core.cross_entropy_rows", of_rows, c.grid(3, 1), u32([0, 0, 0]), rounded=True)
+
 
 def divergence_of_rows(log_p, target):
     return F.kl_div(log_p, target, reduction="batchmean")

@@ -11,8 +11,10 @@ use crate::shape::{Shape, TensorType};
 pub(super) struct CrossEntropy;
 pub(super) struct CrossEntropyIds;
 pub(super) use grad::{CrossEntropyGrad, CrossEntropyIdsGrad};
+pub(super) use rows::CrossEntropyRows;
 
 mod grad;
+mod rows;
 
 /// Returns the types of the loss and of the log-sum-exp.
 fn types(logits: &TensorType) -> Result<[TensorType; 2], String> {
