@@ -50,8 +50,8 @@ pub use decode::{
 };
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
 pub use llama::{
-    CacheType, LayerSet, Llama, LlamaBlock, LlamaConfig, MoeConfig, NormPlacement, StorageMap, TARGETS, TOKENS,
-    language_model,
+    CacheType, LayerSet, Llama, LlamaBlock, LlamaConfig, MoeConfig, NormPlacement, StorageMap, TARGET_WEIGHTS, TARGETS,
+    TOKENS, language_model, weighted_language_model,
 };
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};

@@ -24,10 +24,10 @@ pub(super) fn evaluate(
 ) -> Result<Evaluation, TrainError> {
     feed.check(data)?;
     let classes = feed.classes();
-    let all = data.len() * feed.predictions();
     let mut sums = Sums {
         loss: 0.0,
         correct: 0,
+        counted: 0,
         errors: data.is_regression().then(|| {
             let rows = data.targets().chunks_exact(classes);
             let original = |(at, &value)| original(data, at, value);
@@ -46,9 +46,9 @@ pub(super) fn evaluate(
         }
     }
     Ok(Evaluation {
-        loss: sums.loss / all as f64,
+        loss: sums.loss / sums.counted as f64,
         correct: sums.correct,
-        examples: all,
+        examples: sums.counted,
         regression: sums.errors.map(|errors| errors.finish()),
     })
 }
@@ -57,6 +57,8 @@ pub(super) fn evaluate(
 struct Sums {
     loss: f64,
     correct: usize,
+    /// Number of predictions that count.
+    counted: usize,
     /// Sums of errors for regression.
     errors: Option<Errors>,
 }
@@ -64,14 +66,15 @@ struct Sums {
 impl Sums {
     /// Adds up the sums of all ranks, in the order of the ranks.
     fn over(self, ranks: &dyn Communicator) -> Result<Self, TrainError> {
-        let mut own = vec![self.loss, self.correct as f64];
+        let mut own = vec![self.loss, self.correct as f64, self.counted as f64];
         own.extend(self.errors.iter().flat_map(Errors::sums));
         let sums = distributed::sums(ranks, "the evaluation", &own)?;
-        let errors = self.errors.map(|errors| errors.with_sums(&sums[2..]));
+        let errors = self.errors.map(|errors| errors.with_sums(&sums[3..]));
         Ok(Sums {
             loss: sums[0],
-            // A whole number, which `f64` holds exactly.
+            // Whole numbers, which `f64` holds exactly.
             correct: sums[1] as usize,
+            counted: sums[2] as usize,
             errors,
         })
     }
@@ -101,7 +104,12 @@ fn add(
     if logits.len() != size {
         *logits = host_memory::filled("the results of a batch", size, 0.0)?;
     }
-    let Sums { loss, correct, errors } = sums;
+    let Sums {
+        loss,
+        correct,
+        counted,
+        errors,
+    } = sums;
     let mut left = data.len();
     let original = |(at, &value): (usize, &f32)| original(data, at, value);
     loop {
@@ -124,12 +132,17 @@ fn add(
                 *loss += squares.sum::<f64>() / classes as f64;
                 let predicted = row.iter().enumerate().map(original);
                 errors.add(predicted.zip(target.iter().enumerate().map(original)));
+                *counted += 1;
             }
             left = left.saturating_sub(fresh);
             continue;
         }
         let rows = logits.chunks_exact(classes).zip(feed.labels());
-        for (row, &label) in rows.take(fresh.min(left) * predictions) {
+        let weights = feed.token_weights();
+        let does_count = |at: usize| weights.is_none_or(|weights| weights[at] > 0.0);
+        let rows = rows.take(fresh.min(left) * predictions).enumerate();
+        for (_, (row, &label)) in rows.filter(|&(at, _)| does_count(at)) {
+            *counted += 1;
             *loss += cross_entropy(row, label as usize);
             *correct += usize::from(largest(row) == Some(label as usize));
         }

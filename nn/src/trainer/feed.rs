@@ -7,8 +7,8 @@ use meganeura_core::{DType, Error, Graph, Session};
 
 use super::source::BatchBuffer;
 use super::{TrainConfig, TrainError};
-use crate::data::{Dataset, Remainder, one_hot};
-use crate::models::{ROW_WEIGHTS, TARGET};
+use crate::data::{Dataset, Remainder, one_hot, token_of};
+use crate::models::{ROW_WEIGHTS, TARGET, TARGET_WEIGHTS};
 
 /// The form of the model's label input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,10 @@ pub(super) struct Feed {
     /// Tokens of a batch, and the next token at each position.
     tokens: Vec<u32>,
     next_tokens: Vec<u32>,
+    /// True if a language model has an input for weights of tokens.
+    has_token_weights: bool,
+    /// 1 for each next token that the loss counts, else 0.
+    token_weights: Vec<f32>,
 }
 
 impl Feed {
@@ -125,6 +129,16 @@ impl Feed {
                 });
             }
         }
+        let has_token_weights = form == LabelForm::NextTokens && is_input(TARGET_WEIGHTS);
+        if has_token_weights {
+            let weights = input(graph, TARGET_WEIGHTS)?;
+            if (weights.dtype, weights.shape.dims()) != (DType::F32, leading) {
+                return Err(TrainError::Model {
+                    message: format!("input '{TARGET_WEIGHTS}' is {weights}; expected f32{}", x.shape),
+                    remedy: "build the model with `weighted_language_model`",
+                });
+            }
+        }
         if config.remainder == Remainder::Keep && form != LabelForm::OneHot && !has_row_weights {
             return Err(TrainError::Model {
                 message: "it has no row weights, which `Remainder::Keep` needs".into(),
@@ -146,6 +160,8 @@ impl Feed {
             one_hot: Vec::new(),
             tokens: Vec::new(),
             next_tokens: Vec::new(),
+            has_token_weights,
+            token_weights: Vec::new(),
         })
     }
 
@@ -181,6 +197,11 @@ impl Feed {
         }
     }
 
+    /// Returns 1 for each of the [labels](Feed::labels) of the last upload that the loss counts, else 0; `None` if it counts all.
+    pub(super) fn token_weights(&self) -> Option<&[f32]> {
+        self.has_token_weights.then_some(&self.token_weights[..])
+    }
+
     /// Returns the targets of the batch in the buffer; none for classification.
     pub(super) fn targets(&self) -> &[f32] {
         &self.buffer.targets
@@ -203,6 +224,15 @@ impl Feed {
                 message: message.to_owned(),
             })
         };
+        if self.form == LabelForm::NextTokens && !self.has_token_weights && data.has_uncounted_tokens() {
+            return Err(TrainError::Model {
+                message: format!(
+                    "it counts all tokens in the loss, but '{}' has tokens that do not count",
+                    data.name()
+                ),
+                remedy: "build the model with `weighted_language_model`",
+            });
+        }
         match (wants_targets, data.is_regression()) {
             (true, false) => return refuse("the model is for regression, but the data have classes"),
             (false, true) => return refuse("the model is for classification, but the data have regression targets"),
@@ -232,13 +262,16 @@ impl Feed {
         }
         self.tokens.clear();
         self.next_tokens.clear();
+        self.token_weights.clear();
         let rows = self.predictions();
         for (example, &last) in self.buffer.features.chunks_exact(rows).zip(&self.buffer.labels) {
-            // Small whole numbers, which `f32` holds exactly.
-            let tokens = example.iter().map(|&token| token as u32);
-            self.tokens.extend(tokens.clone());
-            self.next_tokens.extend(tokens.skip(1));
+            let positions = example.iter().map(|&feature| token_of(feature));
+            self.tokens.extend(positions.clone().map(|(token, _)| token));
+            self.next_tokens
+                .extend(positions.clone().skip(1).map(|(token, _)| token));
             self.next_tokens.push(last);
+            self.token_weights
+                .extend(positions.map(|(_, is_counted)| f32::from(is_counted)));
         }
         Ok(session.try_set_input_u32(&self.features_name, &self.tokens)?)
     }
@@ -248,7 +281,12 @@ impl Feed {
         let labels = &self.buffer.labels;
         match self.form {
             LabelForm::Ids => session.try_set_input_u32(&self.labels_name, labels)?,
-            LabelForm::NextTokens => session.try_set_input_u32(&self.labels_name, &self.next_tokens)?,
+            LabelForm::NextTokens => {
+                session.try_set_input_u32(&self.labels_name, &self.next_tokens)?;
+                if self.has_token_weights {
+                    session.try_set_input(TARGET_WEIGHTS, &self.token_weights)?;
+                }
+            }
             LabelForm::Targets => {
                 session.try_set_input(&self.labels_name, &self.buffer.targets)?;
                 if self.has_row_weights {
@@ -279,7 +317,7 @@ impl Feed {
     /// inputs to be set.
     pub(super) fn load_no_labels(&self, session: &mut Session) -> Result<(), TrainError> {
         let plan = session.plan();
-        let unused = [self.labels_name.as_str(), ROW_WEIGHTS];
+        let unused = [self.labels_name.as_str(), ROW_WEIGHTS, TARGET_WEIGHTS];
         let buffers = plan
             .input_buffers
             .iter()

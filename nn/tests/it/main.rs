@@ -22,6 +22,7 @@ mod remainder;
 mod runs;
 mod tables;
 mod tabm;
+mod token_weights;
 mod trainer;
 mod wild_tables;
 mod zero1;

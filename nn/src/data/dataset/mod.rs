@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
+mod sequences;
 mod targets;
 
 use super::{
@@ -10,6 +11,8 @@ use super::{
     standardise::Standardiser,
 };
 
+pub use sequences::TokenSequence;
+pub(crate) use sequences::token_of;
 use targets::Targets;
 
 /// Labelled examples in memory, checked when built and immutable after.

@@ -211,6 +211,33 @@ fn language_model_of(shape: &[usize], logits: impl FnOnce(&mut Graph, NodeId) ->
     g
 }
 
+/// Name of the input with the weights of the targets of a [`weighted_language_model`].
+pub const TARGET_WEIGHTS: &str = "target_weights";
+
+/// Builds a [`language_model`] whose loss is a weighted mean over the positions, for example over the answers of
+/// conversations.
+///
+/// Further input: `target_weights`, `f32 [batch, rows]`, at least 0. The loss is the sum of the weighted cross-entropies in
+/// nats, divided by the sum of the weights; 0 if all weights are 0.
+#[track_caller]
+pub fn weighted_language_model(batch: usize, rows: usize, logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
+    let mut g = Graph::new();
+    let shape = [batch, rows];
+    let tokens = g.input_u32(TOKENS, &shape);
+    let targets = g.input_u32(TARGETS, &shape);
+    let weights = g.input(TARGET_WEIGHTS, &shape);
+    let logits = logits(&mut g, tokens);
+    let losses = g.cross_entropy_rows(logits, targets);
+    let weighted = g.mul(losses, weights);
+    let (sum, total) = (g.sum_all(weighted), g.sum_all(weights));
+    let least = g.scalar(f32::MIN_POSITIVE);
+    let total = g.maximum(total, least);
+    let loss = g.div(sum, total);
+    g.named(loss, "loss");
+    g.set_outputs(vec![loss, logits]);
+    g
+}
+
 impl LlamaConfig {
     /// Returns the [`language_model`] graph of this model, with tokens of the shape `[batch.., rows]`. An empty `batch`
     /// is a single sequence without a batch axis.
