@@ -13,6 +13,7 @@
 //! | [`sampling`] | how a token is chosen from logits |
 //! | [`generator`] | prompts in, tokens out, with a key-value cache |
 //! | [`embedder`] | embeddings of texts by encoders of the BERT family |
+//! | [`examples`] | training examples, from JSON objects with conversations, completions or documents |
 //! | [`engine`] | many sequences at the same time, with a paged key-value cache |
 //!
 //! ```no_run
@@ -36,6 +37,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod embedder;
 pub mod engine;
+pub mod examples;
 mod files;
 pub mod generator;
 mod gguf;

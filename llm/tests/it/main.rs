@@ -7,6 +7,7 @@ mod chat_templates;
 mod device_sampling;
 mod embeddings;
 mod engine;
+mod examples;
 mod experts;
 mod fairness;
 mod families;
