@@ -410,3 +410,58 @@ fn whole_tokenizer(data: &Path, folder: &Path) -> String {
     assert!(success, "{err}");
     folder.join("tokenizer.json").to_str().expect("text").to_owned()
 }
+
+/// Trains on conversations, and evaluates the result with the loss of all tokens.
+#[test]
+fn conversations_train_the_answers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name);
+    let chat = |name: &str, number: usize| {
+        serde_json::json!({"id": number, "messages": [
+            {"role": "user", "content": format!("{name}, what is number {number}?")},
+            {"role": "assistant", "content": "It is a white rabbit."},
+        ]})
+        .to_string()
+    };
+    let lines: Vec<String> = (0..20).map(|number| chat("Alice", number)).collect();
+    let data = path("chats.jsonl");
+    std::fs::write(&data, lines.join("\n")).expect("written");
+    let model = root("tests/fixtures/transformers/llama");
+    let model = model.to_str().expect("text");
+    let args = ["--batch", "3", "--lr", "1e-2", "--lora", "4", "--lora-targets", "all"];
+    let summary = trained(&data, model, &[&args[..], &["--steps", "60"]].concat());
+    let number = |name: &str| summary[name].as_f64().unwrap_or_else(|| panic!("{name}: {summary}"));
+    assert!(number("counted_tokens") * 2.0 < number("tokens"), "{summary}");
+    // All answers are equal, so that the model learns them by heart. The questions still have other numbers.
+    assert!(number("test_loss") < 0.2, "{summary}");
+    assert!(
+        (number("test_perplexity") - number("test_loss").exp()).abs() < 1e-6,
+        "{summary}"
+    );
+    let all = [&args[..], &["--epochs", "0", "--loss-on", "all"]].concat();
+    let (success, out, err) = train(&data, model, &all);
+    assert!(success, "{err}");
+    assert!(out.contains("20 objects with messages: "), "{out}");
+    assert!(out.contains("not used: id"), "{out}");
+    // Examples that do not fit are cut off; without any answer left, there is nothing to train.
+    let (success, _, err) = train(&data, model, &[&args[..], &["--seq", "4", "--steps", "1"]].concat());
+    assert!(!success && err.contains("chats.jsonl"), "{err}");
+    std::fs::write(&data, "{\"messages\": []}\n").expect("written");
+    let (success, _, err) = train(&data, model, &args);
+    assert!(
+        !success && err.contains("line 1: expected a list in 'messages'"),
+        "{err}"
+    );
+    // A new model has no chat template, but learns completions.
+    std::fs::write(
+        &data,
+        "{\"prompt\": \"One, two\", \"completion\": \", three\"}\n".repeat(9),
+    )
+    .expect("written");
+    let summary = trained(
+        &data,
+        "tiny",
+        &["--vocab", "260", "--steps", "2", "--test-fraction", "0"],
+    );
+    assert!(loss(&summary).is_finite(), "{summary}");
+}

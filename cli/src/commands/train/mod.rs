@@ -1,6 +1,7 @@
 //! Command `meganeura train`.
 
 mod config_file;
+mod corpus;
 mod data;
 mod data_set;
 mod display;

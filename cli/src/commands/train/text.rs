@@ -4,17 +4,18 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use meganeura::files::{FolderError, NewFolder, prepare_folder, read_within_memory};
+use meganeura::files::{FolderError, NewFolder, prepare_folder};
 use meganeura::llm::saving::{self, Descriptions};
 use meganeura::llm::tokenizer::END_OF_TEXT;
-use meganeura::llm::{Checkpoint, ModelConfig, Projections, Tokenizer, WeightStorage};
+use meganeura::llm::{ChatTemplate, Checkpoint, ModelConfig, Projections, Tokenizer, WeightStorage};
 use meganeura::nn::data::{Dataset, Parts};
 use meganeura::nn::layers::{LoraConfig, LoraTargets};
-use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
+use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model, weighted_language_model};
 use meganeura::nn::trainer::{OptimizerChoice, TrainConfig, TrainReport, Trainer};
-use meganeura::{GradientClip, ParameterGroup};
+use meganeura::{GradientClip, Graph, NodeId, ParameterGroup};
 use serde_json::{Value, json};
 
+use super::corpus::{Corpus, CountedTokens, DataFormat, Source, Tokenization};
 use super::logs::Logs;
 use super::options::RunOptions;
 use super::report::{finite, introduce_plan, parameters, steps_per_second};
@@ -30,6 +31,7 @@ Examples:
   meganeura train text --data data/alice/alice.txt --model tiny --out alice
   meganeura generate --model alice --prompt \"The rabbit-hole went straight on like\"
   meganeura train text --data letters.txt --model SmolLM2-135M --lora 8 --out letters
+  meganeura train text --data chats.jsonl --model SmolLM2-135M-Instruct --lora 8 --out assistant
   meganeura train text --data letters.txt --model SmolLM2-135M --lora 8 --weights q4 --out letters
   meganeura generate --model SmolLM2-135M --lora letters --prompt \"Dear\"";
 
@@ -40,9 +42,18 @@ const TINY: &str = "tiny";
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
-    /// Text file to train on, in UTF-8.
+    /// File to train on, in UTF-8: a text, or JSON objects, one per line or in a list. Objects have the fields messages
+    /// (conversations), prompt and completion, instruction and output, conversations (ShareGPT), or text (documents).
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
+
+    /// Format of the file.
+    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = DataFormat::Auto)]
+    format: DataFormat,
+
+    /// Tokens of JSON data that the loss counts.
+    #[arg(long, value_name = "TOKENS", value_enum, default_value_t = CountedTokens::Answers)]
+    loss_on: CountedTokens,
 
     /// Initial model: tiny (a small model with random weights), a checkpoint folder, a GGUF file, or a name from
     /// `meganeura models`. With the feature `hub`, a name on the Hugging Face Hub is downloaded.
@@ -57,7 +68,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "tokenizer")]
     vocab: usize,
 
-    /// Sequence length of an example, in tokens [default: 64, or the model's context if that is shorter]
+    /// Sequence length of an example, in tokens. Longer JSON objects are cut off, shorter ones are filled up [default: 64 for a
+    /// text, the longest example up to 2048 for JSON; at most the model's context]
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
 
@@ -65,7 +77,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", conflicts_with = "epochs")]
     steps: Option<usize>,
 
-    /// Fraction of the text, at its end, to hold out for testing, from 0 to below 1.
+    /// Fraction of the data, at its end, to hold out for testing, from 0 to below 1.
     #[arg(long, value_name = "FRACTION", default_value_t = 0.1)]
     test_fraction: f64,
 
@@ -135,26 +147,43 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     if let Some(out) = out {
         prepare_folder(out, kind).map_err(FolderError::into_error)?;
     }
-    let text = read(&args.data)?;
-    let model = Model::open(args, &text)?;
+    let source = Source::read(&args.data, args.format)?;
+    let model = Model::open(args, &source)?;
     // Some models cannot be described; this is checked before training.
     let descriptions = if (lora.is_some() && !args.merge) || out.is_none() {
         None
     } else {
         Some(describe(&model)?)
     };
-    let rows = model.rows(args.seq)?;
-    let tokens = model.tokenizer.encode_plain(&text)?;
-    let (train, test) = split(args, &tokens, rows, model.config.network.vocab)?;
+    let template = model.folder.as_deref().map(ChatTemplate::find).transpose()?.flatten();
+    let corpus = Tokenization {
+        path: &args.data,
+        tokenizer: &model.tokenizer,
+        template: template.as_ref(),
+        stop: &model.config.stop,
+        vocab: model.config.network.vocab,
+        context: model.config.context,
+        rows: args.seq,
+        test_fraction: args.test_fraction,
+        counted: args.loss_on,
+    };
+    let corpus = corpus.corpus(&source)?;
     let network = LlamaConfig {
         lora,
         weights: args.weights.unwrap_or_default().into(),
         ..model.config.network
     };
-    let mut config = config(args, &train, &model);
+    let mut config = config(args, &corpus.train, &model);
     config.distributed = ranks.communicator();
     config.zero1 = args.run.zero1;
-    let graph = |batch| language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
+    let logits = |g: &mut Graph, tokens: NodeId| network.build(g, "").forward(g, tokens);
+    let graph = |batch| {
+        if corpus.is_weighted {
+            weighted_language_model(batch, corpus.rows, logits)
+        } else {
+            language_model(batch, corpus.rows, logits)
+        }
+    };
     let checkpoint = model.folder.as_deref().map(Checkpoint::open).transpose()?;
     if let Some(checkpoint) = &checkpoint {
         // The check comes before allocations of the sizes in the configuration.
@@ -167,14 +196,15 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     }
     interrupt::watch(&args.run);
     if !args.run.json {
-        introduce(args, &trainer, &train, tokens.len(), rows)?;
+        introduce(args, &trainer, &corpus)?;
         ranks.introduce(trainer.config().batch_size, &graph)?;
         logs.introduce()?;
     }
+    let (tokens, counted) = (corpus.tokens, corpus.counted);
     let parts = Parts {
-        train,
+        train: corpus.train,
         validation: None,
-        test,
+        test: corpus.test,
     };
     let report = logs.fit(&mut trainer, &parts, args.run.json)?.training;
     interrupt::note_end(ranks, &report);
@@ -193,15 +223,8 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         }
         new.put().map_err(FolderError::into_error)?;
     }
-    conclude(args, &report, &trainer, tokens.len(), logs.folder())?;
+    conclude(args, &report, &trainer, [tokens, counted], logs.folder())?;
     ended(&args.run, &report)
-}
-
-/// Reads the text of a file.
-fn read(path: &Path) -> Result<String, Box<dyn Error>> {
-    let bytes = read_within_memory(path).map_err(|e| format!("{}: the text cannot be read: {e}", path.display()))?;
-    let text = String::from_utf8(bytes);
-    Ok(text.map_err(|e| format!("{}: the text is not UTF-8: {e}", path.display()))?)
 }
 
 /// Returns the requested adapters.
@@ -223,7 +246,7 @@ fn adapters(args: &Args) -> Result<Option<LoraConfig>, Box<dyn Error>> {
 }
 
 impl Model {
-    fn open(args: &Args, text: &str) -> Result<Self, Box<dyn Error>> {
+    fn open(args: &Args, source: &Source) -> Result<Self, Box<dyn Error>> {
         if args.model.as_os_str() != TINY {
             let folder = locate(&args.model)?;
             let config = ModelConfig::open(&folder)?;
@@ -243,7 +266,7 @@ impl Model {
         }
         let tokenizer = match &args.tokenizer {
             Some(path) => Tokenizer::read(path)?,
-            None => Tokenizer::train(text, args.vocab)?,
+            None => Tokenizer::train(&source.text(), args.vocab)?,
         };
         const CONTEXT: usize = 256;
         let context = args.seq.unwrap_or(0).max(CONTEXT);
@@ -260,45 +283,6 @@ impl Model {
             folder: None,
         })
     }
-
-    /// Returns the number of tokens of an example.
-    fn rows(&self, asked: Option<usize>) -> Result<usize, Box<dyn Error>> {
-        const USUAL: usize = 64;
-        let context = self.config.context;
-        match asked.unwrap_or(USUAL.min(context)) {
-            0 => Err("--seq: expected at least 1, found 0".into()),
-            rows if rows > context => {
-                Err(format!("--seq {rows} exceeds the {context} positions of the model; use a lower --seq").into())
-            }
-            rows => Ok(rows),
-        }
-    }
-}
-
-/// Splits the text into training examples and, if there are enough tokens, test examples at its end.
-fn split(args: &Args, tokens: &[u32], rows: usize, vocab: usize) -> Result<(Dataset, Option<Dataset>), Box<dyn Error>> {
-    let fraction = args.test_fraction;
-    if !(0.0..1.0).contains(&fraction) {
-        return Err(format!("--test-fraction: expected a number from 0 to below 1, found {fraction}").into());
-    }
-    let name = args.data.display().to_string();
-    let held = (tokens.len() as f64 * fraction) as usize;
-    let (train, test) = tokens.split_at(tokens.len() - if held > rows { held } else { 0 });
-    let test = if test.is_empty() {
-        None
-    } else {
-        Some(Dataset::from_tokens(
-            format!("the end of {name}"),
-            test,
-            rows,
-            rows,
-            vocab,
-        )?)
-    };
-    // Examples overlap, so that the model sees each token at several positions.
-    const OVERLAPPING: usize = 4;
-    let stride = (rows / OVERLAPPING).max(1);
-    Ok((Dataset::from_tokens(name, train, rows, stride, vocab)?, test))
 }
 
 fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
@@ -333,7 +317,7 @@ fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
     }
 }
 
-fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, rows: usize) -> std::io::Result<()> {
+fn introduce(args: &Args, trainer: &Trainer, corpus: &Corpus) -> std::io::Result<()> {
     let parameters = match args.lora {
         None => format!("{} parameters", parameters(trainer)),
         // Words of packed weights are not parameters.
@@ -347,13 +331,15 @@ fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, row
         }
     };
     line(format_args!(
-        "{} on {}: {tokens} tokens of text, {} examples of {rows} to train, {parameters}",
+        "{} on {}: {}; {} examples of {} to train, {parameters}",
         args.model.display(),
         trainer.session().device().capabilities().name,
-        train.len(),
+        corpus.about,
+        corpus.train.len(),
+        corpus.rows,
     ))?;
     let batch = trainer.config().batch_size;
-    let left_out = train.len() % batch;
+    let left_out = corpus.train.len() % batch;
     if left_out > 0 {
         line(format_args!(
             "{left_out} examples do not fill a batch of {batch}; each epoch skips {left_out} random examples"
@@ -380,7 +366,7 @@ fn conclude(
     args: &Args,
     report: &TrainReport,
     trainer: &Trainer,
-    tokens: usize,
+    [tokens, counted]: [usize; 2],
     logs: Option<&Path>,
 ) -> std::io::Result<()> {
     let evaluation = report.evaluation;
@@ -389,6 +375,7 @@ fn conclude(
             "data": args.data.display().to_string(),
             "model": args.model.display().to_string(),
             "tokens": tokens,
+            "counted_tokens": counted,
             "seed": args.run.seed,
             "device": trainer.session().device().capabilities().name,
             "epochs": report.epochs.len(),
@@ -396,6 +383,7 @@ fn conclude(
             "interrupted": is_interrupted(report),
             "train_loss": finite(report.epochs.last().map_or(f64::NAN, |e| e.train_loss)),
             "test_loss": evaluation.map_or(Value::Null, |e| finite(e.loss)),
+            "test_perplexity": evaluation.map_or(Value::Null, |e| finite(e.loss.exp())),
             "test_accuracy": evaluation.map(|e| e.accuracy()),
             "precision": trainer.session().plan().precision.to_string(),
             "skipped_updates": report.skipped_updates,
@@ -408,8 +396,9 @@ fn conclude(
     }
     let test = evaluation.map_or_else(String::new, |e| {
         format!(
-            ", test loss {:.4}, {:.1} % of the tokens right",
+            ", test loss {:.4} (perplexity {:.2}), {:.1} % of the tokens right",
             e.loss,
+            e.loss.exp(),
             100.0 * e.accuracy()
         )
     });
