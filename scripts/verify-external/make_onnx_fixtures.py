@@ -208,6 +208,17 @@ def decoder(random):
     return model("decoder", nodes, inputs, outputs, initializers, imports=[helper.make_opsetid("com.microsoft", 1)]), feeds
 
 
+def distances(random):
+    """Distances and squared distances between the rows of an input and those of a constant."""
+    node = lambda output, **attributes: helper.make_node("CDist", ["x", "points"], [output], output, domain="com.microsoft", **attributes)
+    nodes = [node("roots", metric="euclidean"), node("squares", metric="sqeuclidean"), node("default")]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, ["batch", 3])]
+    outputs = [helper.make_tensor_value_info(name, FLOAT, ["batch", 7]) for name in ("roots", "squares", "default")]
+    feeds = {"x": random.standard_normal((5, 3)).astype(numpy.float32)}
+    imports = [helper.make_opsetid("com.microsoft", 1)]
+    return model("distances", nodes, inputs, outputs, weights(random, points=(7, 3)), imports=imports), feeds
+
+
 def unsupported():
     """Operators that nobody has, and open dimensions."""
     nodes = [
@@ -225,7 +236,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     root = pathlib.Path(sys.argv[1])
-    for make in (convnet, sequence, recurrent, quantized_lstm, quantized_ops, function, decoder):
+    for make in (convnet, sequence, recurrent, quantized_lstm, quantized_ops, function, decoder, distances):
         made, feeds = make(numpy.random.default_rng(7))
         if made.opset_import[-1].domain != "com.microsoft":
             onnx.checker.check_model(made)

@@ -1,9 +1,9 @@
-//! Reductions over axes, and running sums.
+//! Reductions over axes, running sums, and distances.
 
 use meganeura_core::graph::{Graph, NodeId, Value};
 
 use super::fold::indices;
-use super::{OnnxOp, Overflow, op};
+use super::{OnnxOp, Overflow, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::tensor::Tensor;
@@ -63,6 +63,7 @@ pub(super) const OPS: &[OnnxOp] = &[
         })
     })
     .checked(Overflow::Products(&[0])),
+    ms("CDist", distances),
 ];
 
 /// Returns the axes that are reduced. An empty list means all axes, unless `noop_with_empty_axes` is set.
@@ -265,5 +266,36 @@ fn cum_prod(call: &mut Call) -> Built {
         parts => graph.concat(parts, axis).into(),
     };
     let y = call.wrap(y, element);
+    call.one(y, element)
+}
+
+/// Returns the distances between the rows of two matrices. ONNX Runtime computes the squares as `a^2 + b^2 - 2 a b`; sums of
+/// squared differences are more accurate for rows that are close to each other.
+fn distances(call: &mut Call) -> Built {
+    let element = call.element(0)?;
+    let is_root = match &*call.string("metric", "sqeuclidean")? {
+        "euclidean" => true,
+        "sqeuclidean" => false,
+        other => return Err(format!("metric = `{other}` is neither euclidean nor sqeuclidean")),
+    };
+    let (a_dims, b_dims) = (call.dims(0)?, call.dims(1)?);
+    let (&[rows, width], &[columns, b_width]) = (a_dims.as_slice(), b_dims.as_slice()) else {
+        return Err(format!("expected two matrices, found {}", call.types()));
+    };
+    if width != b_width {
+        return Err(format!("rows of {} differ in length", call.types()));
+    }
+    let (a, b) = (call.value(0)?, call.value(1)?);
+    let graph = call.graph();
+    let (a, b) = (
+        graph.reshape(a, &[rows, 1, width]),
+        graph.reshape(b, &[1, columns, width]),
+    );
+    let difference = graph.sub(a, b);
+    let squares = graph.square(difference);
+    let mut y = graph.sum(squares, &[-1], false);
+    if is_root {
+        y = graph.sqrt(y);
+    }
     call.one(y, element)
 }

@@ -105,6 +105,11 @@ fn weights_of_a_few_bits_agree_with_onnx_runtime() {
 }
 
 #[test]
+fn distances_agree_with_onnx_runtime() {
+    agrees("distances", 1e-5);
+}
+
+#[test]
 fn forms_that_are_not_supported_are_refused_with_node_and_reason() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/refused.onnx");
     let model = Model::open(path).expect("a model");
