@@ -1,7 +1,7 @@
 //! Connections of clients: their limits, timeouts and shutdown.
 //!
-//! When all connection slots are in use, a new connection replaces one that waits for data from its client, or whose client
-//! reads its answers slowly. Slow and silent clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
+//! When all connection slots are in use, a new connection replaces another one: a connection that waits for data from its client,
+//! otherwise one of a client that reads its answers slowly. Slow and silent clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -93,7 +93,7 @@ pub(crate) struct Activity {
     takes_interim: Arc<AtomicBool>,
     /// True from the start of a response until all of its bytes are passed to the operating system.
     has_unsent: Arc<AtomicBool>,
-    /// Pace at which the client reads.
+    /// Speed of the client's reading.
     pace: Arc<Mutex<Pace>>,
     /// Value that becomes true when the server stops.
     stopping: watch::Receiver<bool>,
@@ -228,7 +228,7 @@ impl Registry {
             )
     }
 
-    /// Closes the connection with the smallest key among those that may be closed.
+    /// Closes the connection with the smallest key, if any may be closed. Returns true if a connection was closed.
     fn close_first<K: Ord>(
         &mut self,
         address: Option<IpAddr>,

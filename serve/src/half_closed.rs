@@ -29,6 +29,8 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// First and maximum pause between two checks; each pause is twice the previous one.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(2);
+/// Pause between two checks whether the input has ended although the HTTP layer does not read.
+const CONNECTED_LOOK: Duration = Duration::from_millis(500);
 /// Length of the pause after which an incomplete body counts as cut off. All pauses up to it add up to about twice its
 /// length.
 const LONGEST_BODY_LOOK: Duration = Duration::from_millis(400);
@@ -62,20 +64,25 @@ impl HalfClosed {
 /// Completes when the client has left and its request is not answered yet. Does not check a connection whose end of input was
 /// read: [`HalfClosed`] does.
 async fn client_left(stream: Arc<TcpStream>, activity: Activity, has_ended: Arc<AtomicBool>) -> io::Error {
-    let mut pause = FIRST_LOOK;
+    let mut pause = CONNECTED_LOOK;
     loop {
         sleep(pause).await;
-        // The input may have ended behind bytes that nobody has read.
+        // The input may have ended after bytes that are not read yet.
         let ready = stream.ready(Interest::READABLE).now_or_never();
         let is_closed = ready.is_some_and(|ready| ready.is_ok_and(|ready| ready.is_read_closed()));
         if !is_closed || has_ended.load(Ordering::Relaxed) || !activity.has_request() {
-            pause = FIRST_LOOK;
+            pause = CONNECTED_LOOK;
             continue;
         }
         if let Err(error) = probe(&stream, &activity) {
             return error;
         }
-        pause = (pause * 2).min(LAST_LOOK);
+        // The first probe of a client that has left succeeds, and its system answers that the connection is gone.
+        pause = if pause == CONNECTED_LOOK {
+            FIRST_LOOK
+        } else {
+            (pause * 2).min(LAST_LOOK)
+        };
     }
 }
 

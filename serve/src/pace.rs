@@ -1,4 +1,4 @@
-//! Pace at which a client reads its answers.
+//! Speed of clients that read their answers.
 
 use std::time::{Duration, Instant};
 
@@ -38,8 +38,8 @@ impl Pace {
         }
     }
 
-    /// Returns the time by which the client is late. It counts all answers of the connection together, so that a client that
-    /// reads many small answers slowly is late, too.
+    /// Returns the time by which the client is late, over all answers of the connection: many small answers that are read
+    /// slowly count like a large one.
     pub(crate) fn lateness(&self, now: Instant) -> Duration {
         let waits = self.waited + self.since.map_or(Duration::ZERO, |since| now - since);
         let allowed = Duration::from_millis(self.sent * 1000 / BYTES_PER_SECOND);

@@ -52,7 +52,7 @@ pub(super) struct Corpus {
     pub(super) is_weighted: bool,
 }
 
-/// How a source becomes a [`Corpus`].
+/// Settings for the tokenization of a [`Source`].
 pub(super) struct Tokenization<'a> {
     pub(super) path: &'a Path,
     pub(super) tokenizer: &'a Tokenizer,

@@ -32,8 +32,8 @@ impl Dataset {
     /// Creates examples of `rows` tokens from sequences, for
     /// [`weighted_language_model`](crate::models::weighted_language_model). The label of an example is the token after it.
     ///
-    /// A shorter sequence is filled up with the token `padding`, which the loss does not count. Of a longer one, the first
-    /// `rows + 1` tokens are used. A sequence without counted tokens among them is left out.
+    /// A shorter sequence is filled up with the token `padding`, which the loss does not count. A longer sequence is cut off
+    /// after `rows + 1` tokens. A sequence without counted tokens is left out.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Dataset {
     ///
     /// # Panics
     ///
-    /// If a sequence has other numbers of tokens and of `is_scored`.
+    /// If `tokens` and `is_scored` of a sequence differ in length.
     pub fn from_sequences<'a>(
         name: impl Into<String>,
         sequences: impl IntoIterator<Item = TokenSequence<'a>>,
