@@ -336,7 +336,11 @@ impl Encoder<'_> {
         }
     }
 
-    fn conversation(&self, messages: Vec<Value>, record: &Map<String, Value>) -> Result<Vec<TrainingExample>, String> {
+    fn conversation(
+        &self,
+        mut messages: Vec<Value>,
+        record: &Map<String, Value>,
+    ) -> Result<Vec<TrainingExample>, String> {
         let Some(template) = self.template else {
             return Err(
                 "a conversation needs a chat template, which the model does not have; use 'prompt' and \
@@ -360,6 +364,7 @@ impl Encoder<'_> {
             let chat = template.render_chat(&input).map_err(|e| e.to_string())?;
             self.tokenizer.encode_chat(&chat).map_err(|e| e.to_string())
         };
+        messages.iter_mut().for_each(open_arguments);
         let whole = encode(&messages, false)?;
         if self.loss_on == LossOn::All {
             let is_scored = vec![true; whole.len()];
@@ -373,7 +378,11 @@ impl Encoder<'_> {
             if message["role"] != "assistant" {
                 continue;
             }
-            let before = encode(&messages[..at], true)?;
+            let before = match encode(&messages[..at], true) {
+                // Templates may refuse a conversation without messages.
+                Err(_) if at == 0 => Vec::new(),
+                before => before?,
+            };
             let tokens = encode(&messages[..=at], false)?;
             let start = before.iter().zip(&tokens).take_while(|(a, b)| a == b).count();
             // Templates may write more after the token that ends the answer. The model never generates it.
@@ -405,6 +414,20 @@ fn list<'a>(value: Option<&'a Value>, name: &str) -> Result<&'a Vec<Value>, Stri
     match value {
         Some(Value::Array(values)) if !values.is_empty() => Ok(values),
         _ => Err(format!("expected a list in '{name}'")),
+    }
+}
+
+/// Parses the arguments of tool calls. OpenAI's API has them as JSON text, but templates expect objects.
+fn open_arguments(message: &mut Value) {
+    let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for call in calls.into_iter().flatten() {
+        let Some(arguments) = call.pointer_mut("/function/arguments") else {
+            continue;
+        };
+        let opened = arguments.as_str().and_then(|text| serde_json::from_str(text).ok());
+        if let Some(opened @ Value::Object(_)) = opened {
+            *arguments = opened;
+        }
     }
 }
 

@@ -62,14 +62,40 @@ fn the_loss_counts_the_answers_of_a_conversation() {
     assert_eq!(records.unused_fields(), ["id"]);
 }
 
+/// Returns a template from its source.
+fn template(source: &str) -> ChatTemplate {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("chat_template.jinja"), source).expect("written");
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{}").expect("written");
+    ChatTemplate::open(folder.path()).expect("a template")
+}
+
+#[test]
+fn calls_of_tools_are_answers() {
+    let template = template(
+        "{% if not messages %}{{ raise_exception('no messages') }}{% endif %}{% for m in messages %}{{ m.role }}: \
+         {% for call in m.tool_calls or [] %}{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}{{ m.content or '' }}\
+         <|im_end|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}",
+    );
+    let call = r#"{"function": {"name": "add", "arguments": "{\"x\": 5}"}}"#;
+    let chat = format!(
+        r#"{{"messages": [{{"role": "assistant", "content": "Yes?"}}, {{"role": "user", "content": "Add"}},
+            {{"role": "assistant", "tool_calls": [{call}]}}, {{"role": "tool", "content": "6"}}, {{"role": "assistant", "content": "It is 6"}}]}}"#
+    )
+    .replace('\n', "");
+    let examples = records(&chat).tokenize(&tokenizer(), Some(&template), &[END], LossOn::Answers);
+    let examples = examples.unwrap_or_else(|e| panic!("{e}"));
+    let scored = scored(&examples[0][0]);
+    // Without a prompt, the first message is scored with its role.
+    assert!(scored.ends_with("Yes?| add {\"x\": 5}| It is 6|"), "{scored}");
+}
+
 #[test]
 fn answers_are_apart_if_the_template_shortens_earlier_ones() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let template = "{% for m in messages %}{{ m.role }}\n{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}\
-                    {% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant\n{% endif %}";
-    std::fs::write(folder.path().join("chat_template.jinja"), template).expect("written");
-    std::fs::write(folder.path().join("tokenizer_config.json"), "{}").expect("written");
-    let template = ChatTemplate::open(folder.path()).expect("a template");
+    let template = template(
+        "{% for m in messages %}{{ m.role }}\n{% if m.role == 'assistant' and not loop.last %}...{% else %}{{ m.content }}\
+                    {% endif %}<|im_end|>{% endfor %}{% if add_generation_prompt %}assistant\n{% endif %}",
+    );
     let chat = r#"[{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "bee"},
         {"from": "human", "value": "c"}, {"from": "gpt", "value": "dee"}]}]"#;
     let examples = records(chat)

@@ -255,7 +255,7 @@ const LLM_LAYERS: &[&[&str]] = &[
     &["adapters", "gguf"],
     &["checkpoint", "config", "chat", "plans"],
     &["embedder", "engine", "generator", "hub", "saving", "tokenizer"],
-    &["library"],
+    &["examples", "library"],
 ];
 
 fn assert_layers(folder: &str, layers: &[&[&str]], at_least: usize) {
