@@ -96,7 +96,7 @@ pub struct ExampleRecords {
     format: ExampleFormat,
     /// Line of each object in the file, or its number in a list, from 1 on.
     places: Vec<usize>,
-    /// Word for a place in errors: `line` or `object`.
+    /// What the places count: `line` or `object`.
     kind: &'static str,
     records: Vec<Map<String, Value>>,
     path: PathBuf,

@@ -1,7 +1,8 @@
 //! Connections of clients: their limits, timeouts and shutdown.
 //!
-//! When all connection slots are in use, a new connection replaces another one: a connection that waits for data from its client,
-//! otherwise one of a client that reads its answers slowly. Slow and silent clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
+//! When all connection slots are in use, the server closes an old connection to accept a new one. It first closes connections
+//! that wait for data from their clients, then those of clients that read slowly. Slow and silent clients therefore cannot
+//! lock out other clients. A few reserved slots serve `/health` and `/metrics`.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

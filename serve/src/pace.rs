@@ -38,8 +38,7 @@ impl Pace {
         }
     }
 
-    /// Returns the time by which the client is late, over all answers of the connection: many small answers that are read
-    /// slowly count like a large one.
+    /// Returns the time by which the client is late. The times of all answers on the connection are added up.
     pub(crate) fn lateness(&self, now: Instant) -> Duration {
         let waits = self.waited + self.since.map_or(Duration::ZERO, |since| now - since);
         let allowed = Duration::from_millis(self.sent * 1000 / BYTES_PER_SECOND);

@@ -4,6 +4,7 @@ mod attacks;
 mod chat;
 mod client;
 mod completions;
+mod connections;
 mod embeddings;
 mod fields;
 #[cfg(target_os = "linux")]

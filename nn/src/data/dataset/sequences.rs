@@ -32,8 +32,8 @@ impl Dataset {
     /// Creates examples of `rows` tokens from sequences, for
     /// [`weighted_language_model`](crate::models::weighted_language_model). The label of an example is the token after it.
     ///
-    /// A shorter sequence is filled up with the token `padding`, which the loss does not count. A longer sequence is cut off
-    /// after `rows + 1` tokens. A sequence without counted tokens is left out.
+    /// Sequences with fewer than `rows + 1` tokens are padded with `padding`. The loss does not count the padding. Sequences with
+    /// more tokens are truncated. Sequences without counted tokens are skipped.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Dataset {
     ///
     /// # Panics
     ///
-    /// If `tokens` and `is_scored` of a sequence differ in length.
+    /// If a sequence's `tokens` and `is_scored` differ in length.
     pub fn from_sequences<'a>(
         name: impl Into<String>,
         sequences: impl IntoIterator<Item = TokenSequence<'a>>,
