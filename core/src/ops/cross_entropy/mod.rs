@@ -29,6 +29,32 @@ fn types(logits: &TensorType) -> Result<[TensorType; 2], String> {
     ])
 }
 
+/// Returns the types of the loss and of the log-sum-exp for logits and class ids, after a check of both.
+fn types_with_ids(call: &Call) -> Result<[TensorType; 2], String> {
+    expect_float(call, 0, "the logits")?;
+    let (logits, ids) = (&call.inputs[0], &call.inputs[1]);
+    let types = types(logits)?;
+    if ids.dtype != DType::U32 || ids.shape != types[1].shape {
+        return Err(format!(
+            "the class ids are {ids}; logits {logits} need u32{}",
+            types[1].shape
+        ));
+    }
+    Ok(types)
+}
+
+/// Returns samples of logits and class ids.
+fn samples_with_ids(sizes: &mut Sizes) -> Vec<Sample> {
+    let shapes = [vec![1, 1], vec![4, 10], vec![3], vec![2, 3, 5], sizes.shape(2, 70)];
+    shapes
+        .iter()
+        .map(|s| {
+            let ids = SampleInput::below(&s[..s.len() - 1], s[s.len() - 1]);
+            Sample::new(format!("{s:?}"), vec![SampleInput::f32(s), ids], Attrs::new())
+        })
+        .collect()
+}
+
 /// Returns `ln(sum of e^x)` over the last axis, kept as an axis of size 1.
 fn log_sum_exp(g: &mut Graph, logits: Value) -> NodeId {
     let max = g.max(logits, &[-1], true);
@@ -199,16 +225,7 @@ impl Operator for CrossEntropyIds {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        expect_float(call, 0, "the logits")?;
-        let (logits, ids) = (&call.inputs[0], &call.inputs[1]);
-        let types = types(logits)?;
-        if ids.dtype != DType::U32 || ids.shape != types[1].shape {
-            return Err(format!(
-                "the class ids are {ids}; logits {logits} need u32{}",
-                types[1].shape
-            ));
-        }
-        Ok(types.into())
+        Ok(types_with_ids(call)?.into())
     }
 
     fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
@@ -247,15 +264,7 @@ impl Operator for CrossEntropyIds {
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        let shapes = [vec![1, 1], vec![4, 10], vec![3], vec![2, 3, 5], sizes.shape(2, 70)];
-        shapes
-            .iter()
-            .map(|s| {
-                let classes = s[s.len() - 1];
-                let ids = SampleInput::below(&s[..s.len() - 1], classes);
-                Sample::new(format!("{s:?}"), vec![SampleInput::f32(s), ids], Attrs::new())
-            })
-            .collect()
+        samples_with_ids(sizes)
     }
 }
 

@@ -1,12 +1,13 @@
 //! Cross-entropy of each row of logits against class ids, without the mean over rows.
 
-use super::{checked_ids, class_mask, kept_shape, log_sum_exp, softmax_of, types, with_lse_gradient};
+use super::{
+    checked_ids, class_mask, kept_shape, log_sum_exp, samples_with_ids, softmax_of, types_with_ids, with_lse_gradient,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
-use crate::dtype::DType;
 use crate::graph::{Graph, Value};
-use crate::ops::sample::{Sample, SampleInput, Sizes};
-use crate::ops::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float};
+use crate::ops::sample::{Sample, Sizes};
+use crate::ops::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::shape::TensorType;
 
 pub(in crate::ops) struct CrossEntropyRows;
@@ -37,15 +38,7 @@ impl Operator for CrossEntropyRows {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        expect_float(call, 0, "the logits")?;
-        let (logits, ids) = (&call.inputs[0], &call.inputs[1]);
-        let [_, rows] = types(logits)?;
-        if ids.dtype != DType::U32 || ids.shape != rows.shape {
-            return Err(format!(
-                "the class ids are {ids}; logits {logits} need u32{}",
-                rows.shape
-            ));
-        }
+        let [_, rows] = types_with_ids(call)?;
         Ok(vec![rows.clone(), rows])
     }
 
@@ -101,14 +94,7 @@ impl Operator for CrossEntropyRows {
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        let shapes = [vec![1, 1], vec![4, 10], vec![3], vec![2, 3, 5], sizes.shape(2, 70)];
-        shapes
-            .iter()
-            .map(|s| {
-                let ids = SampleInput::below(&s[..s.len() - 1], s[s.len() - 1]);
-                Sample::new(format!("{s:?}"), vec![SampleInput::f32(s), ids], Attrs::new())
-            })
-            .collect()
+        samples_with_ids(sizes)
     }
 }
 
