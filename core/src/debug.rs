@@ -98,7 +98,12 @@ impl DebugOptions {
             }
         }
         if self.no_aliasing {
-            plan.to_mut().memory = MemoryLayout::default();
+            let plan = plan.to_mut();
+            let borrowed = std::mem::take(&mut plan.memory.borrowed);
+            plan.memory = MemoryLayout {
+                borrowed,
+                ..MemoryLayout::default()
+            };
         }
         plan
     }

@@ -59,6 +59,6 @@ pub use loss_scaling::LossScaling;
 pub use mode::Mode;
 pub use plan::ExecutionPlan;
 pub use plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
-pub use session::{LoadOptions, LoadReport, MemorySummary, NonFinite, Session, Weight, Weights};
+pub use session::{LoadOptions, LoadReport, MemorySummary, NonFinite, Session, SharedWeights, Tensor, Weight, Weights};
 pub use shape::{Shape, TensorType};
 pub use statistics::TensorStatistics;

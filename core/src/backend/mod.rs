@@ -5,6 +5,7 @@
 //! results.
 
 pub mod shader;
+mod shared;
 mod target;
 mod tune;
 
@@ -15,6 +16,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 pub use crate::kernel::{Capabilities, CostModel, KernelDesc, Support};
 use crate::plan::{BufferRef, ExecutionPlan, Part};
+pub use shared::{SharedBuffer, SharedBuffers};
 pub use tune::{RefusedSchedule, Tune, TuneOptions, TunedClass};
 
 /// Name, version and origin of a backend.
@@ -267,6 +269,36 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// An inconsistent plan, missing kernels, not enough memory.
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>>;
+
+    /// Returns `true` if executables can use the memory of others: [`Executable::share`] and
+    /// [`Device::compile_sharing`] are implemented.
+    fn shares_memory(&self) -> bool {
+        false
+    }
+
+    /// Returns the shared buffers that an executable of the plan can use instead of its own: none by default. A buffer
+    /// cannot be used if the kernels of the plan need another storage order.
+    fn usable_buffers(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Vec<BufferRef> {
+        let _ = (plan, shared);
+        Vec::new()
+    }
+
+    /// Compiles a plan like [`Device::compile`], but uses the memory of other executables for the plan's borrowed
+    /// buffers ([`MemoryLayout::borrowed`](crate::plan::MemoryLayout::borrowed)). `shared` contains all of them. The
+    /// executable never writes them.
+    ///
+    /// # Errors
+    /// As [`Device::compile`]; buffers that [`Device::usable_buffers`] does not return.
+    fn compile_sharing(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Result<Box<dyn Executable>> {
+        if plan.memory.borrowed.is_empty() {
+            return self.compile(plan);
+        }
+        let _ = shared;
+        Err(Error::misuse(
+            format!("{} does not share memory between sessions", self.capabilities().name),
+            "give each session its own weights",
+        ))
+    }
 }
 
 /// Generated source code of a kernel.
@@ -461,6 +493,16 @@ pub trait Executable: Send {
     fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
         let _ = buffer;
         Ok(None)
+    }
+
+    /// Shares buffers with other executables of the device, after all submitted work is complete. From then on, no
+    /// executable may write them, including this one. Returns one entry for each buffer: `None`, which is the default,
+    /// if its memory cannot be shared.
+    ///
+    /// # Errors
+    /// No such buffer; a lost device; an error of a step that was waited for.
+    fn share(&mut self, buffers: &[BufferRef]) -> Result<Vec<Option<SharedBuffer>>> {
+        Ok(vec![None; buffers.len()])
     }
 
     /// Makes every later run signal when it has finished with groups of buffers, so that other code

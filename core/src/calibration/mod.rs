@@ -14,11 +14,13 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Capabilities, CostModel, Device, DeviceInfo, Executable, KernelDesc, KernelSource, Support};
+use crate::backend::{
+    Capabilities, CostModel, Device, DeviceInfo, Executable, KernelDesc, KernelSource, SharedBuffers, Support,
+};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::files;
-use crate::plan::ExecutionPlan;
+use crate::plan::{BufferRef, ExecutionPlan};
 
 pub use rates::Rates;
 pub use warm_up::warm_up;
@@ -241,6 +243,18 @@ impl Device for CalibratedDevice {
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
         self.inner.compile(plan)
+    }
+
+    fn shares_memory(&self) -> bool {
+        self.inner.shares_memory()
+    }
+
+    fn usable_buffers(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Vec<BufferRef> {
+        self.inner.usable_buffers(plan, shared)
+    }
+
+    fn compile_sharing(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Result<Box<dyn Executable>> {
+        self.inner.compile_sharing(plan, shared)
     }
 }
 

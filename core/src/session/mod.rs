@@ -15,14 +15,16 @@ mod prepare;
 mod profile;
 mod progress;
 mod read;
+mod scalars;
 mod sharding;
+mod shared;
 mod statistics;
 mod summary;
 mod tensors;
 mod watched;
 mod weights;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 pub use debug::{Defect, NonFinite};
@@ -31,24 +33,22 @@ pub use levels::Stage;
 pub use profile::{TimingRow, Timings};
 pub use progress::Progress;
 pub use sharding::ShardedState;
+pub use shared::SharedWeights;
 pub use statistics::ResultStatistics;
 pub use summary::MemorySummary;
-pub use weights::{LoadOptions, LoadReport, Rename, Weight, Weights};
+pub use weights::{LoadOptions, LoadReport, Rename, Tensor, Weight, Weights};
 
-use crate::backend::{Device, Executable, PassTiming, StepArgs, StepStats, Ticket};
+use crate::backend::{Device, Executable, PassTiming, SharedBuffers, StepArgs, StepStats, Ticket};
 use crate::config::Config;
 use crate::debug::DebugOptions;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::host_memory;
-use crate::ops::{SEED_SCALAR, STEP_SCALAR};
-use crate::plan::optimizer::Update;
 use crate::plan::{
     ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, OWN_SEGMENTS, PREPARE, Segment, UPDATE,
 };
 use crate::profiler::DeviceTrack;
 use crate::select;
-use crate::storage::scalar_bytes;
 use counters::OpenSteps;
 use distributed::Distributed;
 use optimizer::ActiveOptimizer;
@@ -83,6 +83,10 @@ pub struct Session {
     track: Option<DeviceTrack>,
     /// State of data-parallel training over several ranks.
     distributed: Option<Distributed>,
+    /// Weights that this session shares with other sessions.
+    shared: Option<SharedWeights>,
+    /// Parameters that could not be shared, and have no values yet.
+    unshared: BTreeSet<String>,
 }
 
 impl Session {
@@ -121,9 +125,19 @@ impl Session {
     /// # Errors
     /// As [`Session::on`]; a folder for kernels that cannot be written.
     pub fn debugged(device: Arc<dyn Device>, plan: ExecutionPlan, debug: DebugOptions) -> Result<Self> {
+        Session::compiled(device, plan, debug, &SharedBuffers::new())
+    }
+
+    /// Compiles a plan that borrows `shared` buffers, and creates the session.
+    fn compiled(
+        device: Arc<dyn Device>,
+        plan: ExecutionPlan,
+        debug: DebugOptions,
+        shared: &SharedBuffers,
+    ) -> Result<Self> {
         plan.verify()?;
         check_kernels(&*device, &plan)?;
-        let executable = prepare(&*device, &plan, &debug)?;
+        let executable = prepare(&*device, &plan, &debug, shared)?;
         let attached = plan.segment(UPDATE).map(|_| String::new());
         Ok(Session {
             tensors: Tensors::of(&plan),
@@ -144,13 +158,9 @@ impl Session {
             passes: Vec::new(),
             track: None,
             distributed: None,
+            shared: None,
+            unshared: BTreeSet::new(),
         })
-    }
-
-    /// Activates the optimizer of an update that the plan already contains.
-    pub fn adopt_optimizer(&mut self, update: Update) {
-        self.attached = Some(update.form());
-        self.optimizer = Some(ActiveOptimizer::new(update));
     }
 
     /// Returns the plan.
@@ -173,8 +183,9 @@ impl Session {
     pub fn try_set_parameter(&mut self, name: &str, data: &[f32]) -> Result<()> {
         let tensor = self.tensors.find(TensorKind::Parameter, name)?;
         tensor.checked(DType::F32, data.len())?;
-        self.parameters_set = true;
-        tensor.write(&mut *self.executable, bytes_of(data))
+        tensor.write(&mut *self.executable, bytes_of(data))?;
+        self.note_set(name);
+        Ok(())
     }
 
     /// Calls [`Session::try_set_parameter`], and panics on errors.
@@ -190,8 +201,9 @@ impl Session {
     pub fn try_set_parameter_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
         let tensor = self.tensors.find(TensorKind::Parameter, name)?;
         tensor.checked_bytes(bytes.len())?;
-        self.parameters_set = true;
-        tensor.write(&mut *self.executable, bytes)
+        tensor.write(&mut *self.executable, bytes)?;
+        self.note_set(name);
+        Ok(())
     }
 
     /// Writes a parameter: another name of [`Session::try_set_parameter`], for programs that fill caches.
@@ -216,6 +228,7 @@ impl Session {
     /// A lost device; [`Error::HostMemory`].
     pub fn try_initialize_parameters(&mut self, seed: u64) -> Result<()> {
         self.parameters_set = true;
+        self.unshared.clear();
         for ((name, buffer), info) in self.plan.param_buffers.iter().zip(&self.plan.param_info) {
             let ty = &self.plan.buffer_types[buffer.index()];
             if ty.dtype != DType::F32 {
@@ -306,44 +319,6 @@ impl Session {
     #[track_caller]
     pub fn set_state(&mut self, name: &str, data: &[f32]) {
         unwrap_report(self.try_set_state(name, data));
-    }
-
-    /// Sets a scalar of the graph for all following steps.
-    ///
-    /// # Errors
-    /// Unknown name; a scalar of the optimizer; a value that the scalar's dtype cannot hold.
-    pub fn try_set_scalar(&mut self, name: &str, value: f64) -> Result<()> {
-        let found = self.plan.scalar_buffers.iter().find(|(n, _)| n == name);
-        let Some((_, buffer)) = found else {
-            let known = self.plan.scalar_buffers.iter().map(|(n, _)| n.as_str());
-            return Err(Error::unknown_tensor(TensorKind::Scalar, name, known));
-        };
-        if self.optimizer.is_some() && name.starts_with("optimizer.") {
-            return Err(Error::misuse(
-                format!("scalar '{name}' belongs to the optimizer, which sets it in every step"),
-                "change the optimizer: `adjust_learning_rate`, or `set_optimizer` with other numbers",
-            ));
-        }
-        let dtype = self.plan.buffer_types[buffer.index()].dtype;
-        let fits = match dtype {
-            DType::U32 => value >= 0.0 && value <= f64::from(u32::MAX),
-            DType::I32 => value >= f64::from(i32::MIN) && value <= f64::from(i32::MAX),
-            _ => true,
-        };
-        if !fits {
-            return Err(Error::misuse(
-                format!("scalar '{name}' is {dtype}, which cannot hold {value}"),
-                "give a number in the range of the type",
-            ));
-        }
-        self.user_scalars.insert(name.to_owned(), value);
-        Ok(())
-    }
-
-    /// Calls [`Session::try_set_scalar`], and panics on errors.
-    #[track_caller]
-    pub fn set_scalar(&mut self, name: &str, value: f64) {
-        unwrap_report(self.try_set_scalar(name, value));
     }
 
     /// Sets the seed of the random numbers of the following steps, such as in dropout.
@@ -442,6 +417,7 @@ impl Session {
     /// Rejects a training step if no parameter was initialized or set: all are then zero, and most of them would
     /// silently stay zero.
     fn check_parameters_set(&mut self) -> Result<()> {
+        self.check_unshared_set()?;
         if self.parameters_set || self.optimizer.is_none() || self.plan.param_grad_pairs.is_empty() {
             return Ok(());
         }
@@ -523,38 +499,6 @@ impl Session {
     #[track_caller]
     pub fn wait(&mut self) {
         unwrap_report(self.try_wait());
-    }
-
-    /// Collects the values of all scalars for the next step, in reusable memory.
-    fn gather_scalars(&mut self) -> Result<()> {
-        let plan = &self.plan;
-        self.scalars.clear();
-        for (name, buffer) in &plan.scalar_buffers {
-            let value = match name.as_str() {
-                SEED_SCALAR => f64::from(self.seed),
-                STEP_SCALAR => f64::from(self.steps as u32),
-                name => match self.user_scalars.get(name) {
-                    Some(&value) => value,
-                    // Set below, or unused while updates are paused.
-                    None if name.starts_with("optimizer.") => 0.0,
-                    None => {
-                        return Err(Error::InputNotSet {
-                            names: vec![name.to_owned()],
-                        });
-                    }
-                },
-            };
-            let dtype = plan.buffer_types[buffer.index()].dtype;
-            self.scalars.push((*buffer, scalar_bytes(dtype, value)));
-        }
-        let Some(active) = &self.optimizer else { return Ok(()) };
-        let slots = plan.scalar_buffers.iter().zip(&mut self.scalars);
-        for ((name, buffer), slot) in slots.filter(|((name, _), _)| name.starts_with("optimizer.")) {
-            if let Some(value) = active.scalar(name) {
-                slot.1 = scalar_bytes(plan.buffer_types[buffer.index()].dtype, value);
-            }
-        }
-        Ok(())
     }
 
     /// Returns a summary of the session's memory.

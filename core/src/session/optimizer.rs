@@ -4,7 +4,7 @@ use super::Session;
 use super::counters::OpenSteps;
 use super::prepare::prepare;
 use super::tensors::Tensors;
-use crate::backend::Executable;
+use crate::backend::{Executable, SharedBuffers};
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::host_memory;
 use crate::plan::ExecutionPlan;
@@ -110,6 +110,12 @@ impl ActiveOptimizer {
 }
 
 impl Session {
+    /// Activates the optimizer of an update that the plan already contains.
+    pub fn adopt_optimizer(&mut self, update: Update) {
+        self.attached = Some(update.form());
+        self.optimizer = Some(ActiveOptimizer::new(update));
+    }
+
     /// Makes updates part of the following steps. `update` is an optimizer, or an [`Update`] with clipping,
     /// accumulation and parameter groups. If the rule's kind stays the same, moments are kept, even if clipping,
     /// accumulation or groups change; another kind of rule starts with new moments. A different number of accumulated
@@ -217,9 +223,15 @@ impl Session {
     /// Recompiles the plan with this update. Parameters, states and inputs are kept, and moments if
     /// requested.
     pub(super) fn rebuild_with(&mut self, update: &Update, keep_moments: bool) -> Result<()> {
+        if self.shared.is_some() {
+            return Err(Error::misuse(
+                "this session shares its weights with other sessions, so it cannot train them",
+                "train a session of its own, and build sessions for inference from the result",
+            ));
+        }
         let mut plan = self.plan.clone();
         self.attach_to(&mut plan, update)?;
-        let mut executable = prepare(&*self.device, &plan, &self.debug)?;
+        let mut executable = prepare(&*self.device, &plan, &self.debug, &SharedBuffers::new())?;
         let named = plan.param_buffers.iter().chain(&plan.input_buffers).map(|(_, b)| *b);
         let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
         // Results of the last step stay readable.

@@ -1,25 +1,27 @@
 //! Compilation of a plan to an executable.
 
 use super::watched::WatchedExecutable;
-use crate::backend::{Device, Support};
+use crate::backend::{Device, SharedBuffers, Support};
 use crate::debug::DebugOptions;
 use crate::error::{Error, MissingKernel, Result};
 use crate::plan::ExecutionPlan;
 use crate::plan::memory::check_fit;
 
-/// Compiles a plan with these options, after checking that the device has enough memory and all
-/// kernels.
+/// Compiles a plan with these options, after checking that the device has enough memory and all kernels. `shared`
+/// contains the buffers that the plan borrows.
 pub(super) fn prepare(
     device: &dyn Device,
     plan: &ExecutionPlan,
     debug: &DebugOptions,
+    shared: &SharedBuffers,
 ) -> Result<Box<WatchedExecutable>> {
     let _span = tracing::debug_span!("prepare", dispatches = plan.dispatches.len()).entered();
     let plan = &*debug.applied(plan);
     // The backend determines its workspace only after it has generated its kernels.
     check_fit(plan, 0, device.capabilities())?;
     debug.dump_kernels(device, plan)?;
-    Ok(Box::new(WatchedExecutable::new(device.compile(plan)?, plan)))
+    let executable = device.compile_sharing(plan, shared)?;
+    Ok(Box::new(WatchedExecutable::new(executable, plan)))
 }
 
 /// Checks that the device has all kernels of a plan.

@@ -1,7 +1,9 @@
 //! An executable that detects when segments that run once must run again.
 
-use crate::backend::{DeviceBuffer, Executable, PassTiming, StepArgs, StepStats, Ticket};
-use crate::error::Result;
+use std::collections::HashSet;
+
+use crate::backend::{DeviceBuffer, Executable, PassTiming, SharedBuffer, StepArgs, StepStats, Ticket};
+use crate::error::{Error, Result};
 use crate::plan::{BufferRef, ExecutionPlan, Part};
 
 /// A segment that runs again only after one of the buffers that it reads was written.
@@ -16,6 +18,8 @@ struct UnchangedSegment {
 pub(super) struct WatchedExecutable {
     inner: Box<dyn Executable>,
     once: Vec<UnchangedSegment>,
+    /// Buffers that other executables read, too, so nothing may write them.
+    frozen: HashSet<BufferRef>,
     /// Number of rolled-back steps at the last check. If it has changed, all segments that run once must run again.
     rolled_back: u64,
 }
@@ -34,9 +38,21 @@ impl WatchedExecutable {
         });
         WatchedExecutable {
             once: once.collect(),
+            frozen: plan.memory.borrowed.iter().copied().collect(),
             rolled_back: inner.rolled_back(),
             inner,
         }
+    }
+
+    /// Returns `true` if other executables read a buffer, too.
+    pub(super) fn is_frozen(&self, buffer: BufferRef) -> bool {
+        self.frozen.contains(&buffer)
+    }
+
+    /// Returns the segments that have to run before the values that they prepare are used.
+    pub(super) fn stale_segments(&mut self) -> Vec<usize> {
+        let all: Vec<usize> = self.once.iter().map(|once| once.segment).collect();
+        all.into_iter().filter(|&segment| self.is_stale(segment)).collect()
     }
 
     /// Returns `true` if a segment has to run before its results are used.
@@ -56,16 +72,24 @@ impl WatchedExecutable {
         self.once.iter_mut().for_each(|o| o.is_stale = true);
     }
 
-    fn note_write(&mut self, buffer: BufferRef) {
+    /// Checks and records a write.
+    fn note_write(&mut self, buffer: BufferRef) -> Result<()> {
+        if self.frozen.contains(&buffer) {
+            return Err(Error::misuse(
+                "this parameter is shared with other sessions, which may be reading it",
+                "set parameters before the session shares its weights, or build a new session for other weights",
+            ));
+        }
         for once in &mut self.once {
             once.is_stale |= once.sources.binary_search(&buffer).is_ok();
         }
+        Ok(())
     }
 }
 
 impl Executable for WatchedExecutable {
     fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.note_write(buffer);
+        self.note_write(buffer)?;
         self.inner.write(buffer, offset, bytes)
     }
 
@@ -74,7 +98,7 @@ impl Executable for WatchedExecutable {
     }
 
     fn write_part(&mut self, buffer: BufferRef, part: &Part, bytes: &[u8]) -> Result<()> {
-        self.note_write(buffer);
+        self.note_write(buffer)?;
         self.inner.write_part(buffer, part, bytes)
     }
 
@@ -83,7 +107,22 @@ impl Executable for WatchedExecutable {
     }
 
     fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
+        if self.frozen.contains(&buffer) {
+            // Other code could write to the address.
+            return Ok(None);
+        }
         self.inner.device_buffer(buffer)
+    }
+
+    fn share(&mut self, buffers: &[BufferRef]) -> Result<Vec<Option<SharedBuffer>>> {
+        let shared = self.inner.share(buffers)?;
+        let frozen = buffers.iter().zip(&shared).filter(|(_, shared)| shared.is_some());
+        self.frozen.extend(frozen.map(|(buffer, _)| *buffer));
+        // What is prepared from buffers that do not change stays valid, also if a step is rolled back.
+        let frozen = &self.frozen;
+        self.once
+            .retain(|once| once.is_stale || !once.sources.iter().all(|b| frozen.contains(b)));
+        Ok(shared)
     }
 
     fn signal_when_done(&mut self, groups: &[Vec<BufferRef>]) -> Result<Option<Vec<u64>>> {

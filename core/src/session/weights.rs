@@ -24,6 +24,9 @@ pub struct Weights {
     tensors: BTreeMap<String, Weight>,
 }
 
+/// A tensor in the memory of the host, such as an input or a result of a model.
+pub type Tensor = Weight;
+
 /// A tensor of [`Weights`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weight {
@@ -38,21 +41,25 @@ impl Weight {
     /// [`Error::InvalidUse`] if the shape has another number of elements, or too many;
     /// [`Error::HostMemory`].
     pub fn f32(shape: &[usize], data: &[f32]) -> Result<Self> {
-        let shape = Shape::new(shape).map_err(|message| Error::misuse(message, "use a smaller shape"))?;
-        if shape.numel() != data.len() {
-            return Err(Error::misuse(
-                format!(
-                    "a tensor of the shape {shape} has {} elements, and the data {}",
-                    shape.numel(),
-                    data.len()
-                ),
-                "pass the number of elements of the shape",
-            ));
-        }
-        let mut bytes = host_memory::room("a tensor to be saved", size_of_val(data))?;
+        let shape = checked_shape(shape, data.len())?;
+        let mut bytes = host_memory::room("a tensor", size_of_val(data))?;
         bytes.extend(data.iter().flat_map(|v| v.to_le_bytes()));
         Ok(Weight {
             ty: TensorType::f32(shape),
+            bytes,
+        })
+    }
+
+    /// Creates a tensor of `u32`, row-major, such as token ids.
+    ///
+    /// # Errors
+    /// As [`Weight::f32`].
+    pub fn u32(shape: &[usize], data: &[u32]) -> Result<Self> {
+        let shape = checked_shape(shape, data.len())?;
+        let mut bytes = host_memory::room("a tensor", size_of_val(data))?;
+        bytes.extend(data.iter().flat_map(|v| v.to_le_bytes()));
+        Ok(Weight {
+            ty: TensorType::new(DType::U32, shape),
             bytes,
         })
     }
@@ -141,6 +148,21 @@ impl Weight {
             bytes,
         })
     }
+}
+
+/// Returns a shape that has this number of elements.
+fn checked_shape(shape: &[usize], elements: usize) -> Result<Shape> {
+    let shape = Shape::new(shape).map_err(|message| Error::misuse(message, "use a smaller shape"))?;
+    if shape.numel() == elements {
+        return Ok(shape);
+    }
+    Err(Error::misuse(
+        format!(
+            "a tensor of the shape {shape} has {} elements, and the data {elements}",
+            shape.numel()
+        ),
+        "pass the number of elements of the shape",
+    ))
 }
 
 impl Weights {
@@ -433,6 +455,7 @@ impl Session {
         for (kind, name, bytes) in writes {
             let tensor = self.tensors.find(kind, &name)?;
             tensor.write(&mut *self.executable, &bytes)?;
+            self.unshared.remove(&name);
             report.loaded.push(name);
         }
         Ok(report)

@@ -34,7 +34,15 @@ impl ExecutionPlan {
     /// Computes the memory that the plan will take.
     pub fn memory_forecast(&self) -> MemoryForecast {
         let lives = self.lifetimes();
-        let size = |buffer: BufferRef| self.buffers.get(buffer.index()).copied().unwrap_or(0);
+        // A buffer in the memory of another executable takes no memory of this plan.
+        let own = |buffer: BufferRef| !self.memory.is_borrowed(buffer);
+        let size = |buffer: BufferRef| {
+            self.buffers
+                .get(buffer.index())
+                .copied()
+                .filter(|_| own(buffer))
+                .unwrap_or(0)
+        };
         let mut counted = vec![false; self.buffers.len()];
         let mut sum = |buffers: &mut dyn Iterator<Item = BufferRef>| -> usize {
             let new = buffers.filter(|b| counted.get_mut(b.index()).is_some_and(|c| !std::mem::replace(c, true)));
@@ -48,10 +56,8 @@ impl ExecutionPlan {
         let rest = (0..self.buffers.len()).filter(|i| lives[*i].is_none());
         let others = sum(&mut rest.map(|i| BufferRef(i as u32)));
         let persistent = parameters + prepared + gradients + optimizer + others;
-        let unplanned = self
-            .buffers
-            .iter()
-            .fold(0, |sum: usize, &bytes| sum.saturating_add(aligned(bytes)));
+        let buffers = (0..self.buffers.len()).map(|i| BufferRef(i as u32));
+        let unplanned = buffers.fold(0, |sum: usize, buffer| sum.saturating_add(aligned(size(buffer))));
         let planned = if self.memory.offsets.is_empty() {
             unplanned
         } else {

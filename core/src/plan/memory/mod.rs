@@ -12,6 +12,7 @@
 //! backend that lets levels overlap, or begins a step before the last one has ended, must treat two
 //! dispatches with overlapping memory ([`ExecutionPlan::place`]) as users of one buffer.
 
+mod borrow;
 mod budget;
 mod fit;
 mod forecast;
@@ -46,6 +47,18 @@ pub struct MemoryLayout {
     pub slab: Option<usize>,
     /// Offset of each buffer in bytes. Empty if no offsets were assigned: each buffer then has its own memory.
     pub offsets: Vec<usize>,
+    /// Buffers that are in the memory of another executable, sorted; see
+    /// [`Device::compile_sharing`](crate::backend::Device::compile_sharing). Their offsets are after the end of the
+    /// arena, so that they overlap no other buffer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub borrowed: Vec<BufferRef>,
+}
+
+impl MemoryLayout {
+    /// Returns `true` if a buffer is in the memory of another executable.
+    pub fn is_borrowed(&self, buffer: BufferRef) -> bool {
+        self.borrowed.binary_search(&buffer).is_ok()
+    }
 }
 
 /// Returns the bytes that a buffer takes, rounded up to [`ALIGNMENT`].
@@ -78,6 +91,7 @@ impl ExecutionPlan {
     /// use.
     pub(super) fn verify_memory(&self) -> Result<()> {
         let memory = &self.memory;
+        self.verify_borrowed()?;
         if memory.offsets.is_empty() {
             return Ok(());
         }
@@ -85,15 +99,44 @@ impl ExecutionPlan {
             return Err(Error::plan("its memory is laid out for another number of buffers"));
         }
         for (i, (&offset, &bytes)) in memory.offsets.iter().zip(&self.buffers).enumerate() {
-            let end = offset.checked_add(bytes).filter(|&end| end <= memory.bytes);
+            let is_borrowed = memory.is_borrowed(BufferRef(i as u32));
+            let bounds = if is_borrowed {
+                memory.bytes..=isize::MAX as usize
+            } else {
+                0..=memory.bytes
+            };
+            let end = offset
+                .checked_add(bytes)
+                .filter(|end| bounds.contains(&offset) && bounds.contains(end));
             let straddles = |slab: usize| slab == 0 || bytes > 0 && offset / slab != (offset + bytes - 1) / slab;
-            if !offset.is_multiple_of(ALIGNMENT) || end.is_none() || memory.slab.is_some_and(straddles) {
+            let is_split = !is_borrowed && memory.slab.is_some_and(straddles);
+            if !offset.is_multiple_of(ALIGNMENT) || end.is_none() || is_split {
                 return Err(Error::plan(format!(
                     "buffer b{i} does not lie within the memory of the plan"
                 )));
             }
         }
         self.verify_sharing()
+    }
+
+    /// Checks that nothing writes the buffers of another executable.
+    fn verify_borrowed(&self) -> Result<()> {
+        let borrowed = &self.memory.borrowed;
+        if borrowed.is_empty() {
+            return Ok(());
+        }
+        if !borrowed.is_sorted_by(|a, b| a < b) {
+            return Err(Error::plan("its borrowed buffers are not sorted"));
+        }
+        let results = self.dispatches.iter().flat_map(|d| d.outputs.iter().map(|o| o.buffer));
+        let fed = self.input_buffers.iter().chain(&self.scalar_buffers).map(|(_, b)| *b);
+        match results.chain(fed).find(|b| self.memory.is_borrowed(*b)) {
+            Some(buffer) => Err(Error::plan(format!(
+                "{} is written, but it is in the memory of another executable",
+                self.describe(buffer)
+            ))),
+            None => Ok(()),
+        }
     }
 
     fn verify_sharing(&self) -> Result<()> {

@@ -24,7 +24,7 @@ struct OccupiedRange {
 
 /// Assigns offsets to all buffers. The persistent ones come first, next to each other; then each transient one gets the
 /// lowest offset that is free during its lifetime. Several orders are tried, and the shortest arena is used. The best
-/// order depends on the graph; for most graphs it is large buffers first.
+/// order depends on the graph; for most graphs it is large buffers first. Borrowed buffers take no space in the arena.
 pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryLayout> {
     if let Some(limit) = slab
         && let Some(i) = plan.buffers.iter().position(|&bytes| aligned(bytes) > limit)
@@ -39,8 +39,10 @@ pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryL
     let mut offsets = vec![0; plan.buffers.len()];
     let mut blocks = Vec::new();
     let mut persistent = 0;
+    let borrowed = &plan.memory.borrowed;
     for (i, &bytes) in plan.buffers.iter().enumerate() {
         match lives[i] {
+            _ if plan.memory.is_borrowed(BufferRef(i as u32)) => {}
             Some(life) => blocks.push(Block {
                 buffer: i,
                 bytes: aligned(bytes),
@@ -64,8 +66,18 @@ pub(super) fn place(plan: &ExecutionPlan, slab: Option<usize>) -> Result<MemoryL
             best = Some((bytes, offsets.clone()));
         }
     }
-    let (bytes, offsets) = best.unwrap_or((persistent, offsets));
-    Ok(MemoryLayout { bytes, slab, offsets })
+    let (bytes, mut offsets) = best.unwrap_or((persistent, offsets));
+    let mut after = aligned(bytes);
+    for buffer in borrowed {
+        offsets[buffer.index()] = after;
+        after = end(after, aligned(plan.buffers[buffer.index()]))?;
+    }
+    Ok(MemoryLayout {
+        bytes,
+        slab,
+        offsets,
+        borrowed: borrowed.clone(),
+    })
 }
 
 /// Function that returns the sort keys of a block: blocks are sorted in descending order of the first, then of the
