@@ -5,14 +5,17 @@ use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::Duration;
 
 use meganeura_core::backend::{
-    Backend, BackendInfo, Capabilities, CostModel, Device, DeviceInfo, DeviceKind, Executable, KernelDesc, Support,
+    Backend, BackendInfo, Capabilities, CostModel, Device, DeviceInfo, DeviceKind, Executable, KernelDesc,
+    SharedBuffers, Support,
 };
 use meganeura_core::config::Config;
+use meganeura_core::plan::BufferRef;
 use meganeura_core::{DType, Error, ExecutionPlan, Result};
 
-use crate::executor::{CpuExecutable, Program, out_of_memory};
+use crate::arena::{Arena, Lent};
+use crate::executor::{CpuExecutable, Program, orders, out_of_memory};
 use crate::kernels;
-use crate::memory::{Arena, host_memory};
+use crate::memory::host_memory;
 use crate::pool::ThreadPool;
 
 /// Name of the environment variable that sets the number of threads.
@@ -199,17 +202,33 @@ impl Device for CpuDevice {
     fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         plan.verify()?;
         // The estimate accesses no page of the arena.
-        let arena = Arena::new(plan).map_err(out_of_memory)?;
-        Ok(Program::new(plan, &arena)?.workspace_bytes(plan, self.pool.threads()))
+        let none = SharedBuffers::new();
+        let arena = Arena::new(plan, &none).map_err(out_of_memory)?;
+        let (orders, _) = orders(plan, &none);
+        Ok(Program::new(plan, &arena, orders)?.workspace_bytes(plan, self.pool.threads()))
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        self.compile_sharing(plan, &SharedBuffers::new())
+    }
+
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
+    fn usable_buffers(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Vec<BufferRef> {
+        let (_, unreadable) = orders(plan, shared);
+        let known = shared.iter().filter(|(_, shared)| shared.memory::<Lent>().is_some());
+        known
+            .map(|(buffer, _)| *buffer)
+            .filter(|buffer| !unreadable.contains(buffer))
+            .collect()
+    }
+
+    fn compile_sharing(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Result<Box<dyn Executable>> {
         plan.verify()?;
-        Ok(Box::new(CpuExecutable::new(
-            plan,
-            self.pool.clone(),
-            &self.capabilities,
-        )?))
+        let pool = self.pool.clone();
+        Ok(Box::new(CpuExecutable::new(plan, pool, &self.capabilities, shared)?))
     }
 }
 

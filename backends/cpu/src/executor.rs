@@ -1,26 +1,29 @@
 //! Replay of a compiled plan: stages of independent tasks that run without any allocation.
 
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
 use meganeura_core::backend::{
-    Capabilities, DeviceBuffer, Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label,
+    Capabilities, DeviceBuffer, Executable, PassTiming, SharedBuffer, SharedBuffers, StepArgs, StepStats, Ticket,
+    pass_label,
 };
 use meganeura_core::files::address_space_left;
 use meganeura_core::ops::Call;
-use meganeura_core::plan::{BufferRef, ExecutionPlan, HostIndices, Part as Place, Segment, check_fit};
+use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, HostIndices, Part as Place, Segment, check_fit};
 use meganeura_core::{Error, Result};
 
+use crate::arena::{Arena, Lent};
 use crate::faults::Faults;
 use crate::kernel::{CompileCx, Kernel, RunCx};
 use crate::kernels;
-use crate::memory::{Arena, Block, aligned};
+use crate::memory::{Block, aligned};
 use crate::order::Orders;
 use crate::pool::ThreadPool;
 use crate::prefetch::Prefetch;
 use crate::share::share;
-use crate::transfer::{each_run, one_run, overwrite, place, scatter, whole};
+use crate::transfer::{each_run, one_run, overwrite, place, placed, scatter, whole};
 use crate::vmath;
 
 /// A stage wakes other threads if it would take at least this time on one thread, in nanoseconds.
@@ -99,6 +102,7 @@ fn check_address_space(plan: &ExecutionPlan, kept: usize, left: Option<u64>) -> 
     let Some(left) = left else { return Ok(()) };
     let leaves = plan.param_buffers.iter().map(|(_, buffer)| *buffer);
     let leaves = leaves.chain(plan.state_buffers.iter().map(|state| state.buffer));
+    let leaves = leaves.filter(|buffer| !plan.memory.is_borrowed(*buffer));
     let copies: usize = leaves.map(|buffer| plan.buffers[buffer.index()]).sum();
     // One copy for reading, and one for encoding.
     let requested = copies.saturating_mul(2).saturating_add(kept).saturating_add(REST);
@@ -123,18 +127,48 @@ pub(crate) struct Program {
     exposed: Vec<BufferRef>,
 }
 
+/// Returns the storage orders of a plan that borrows the `shared` buffers, and the borrowed buffers that its kernels
+/// cannot read.
+pub(crate) fn orders(plan: &ExecutionPlan, shared: &SharedBuffers) -> (Orders, HashSet<BufferRef>) {
+    let given = shared
+        .iter()
+        .filter_map(|(buffer, shared)| Some((*buffer, shared.memory::<Lent>()?.panels)))
+        .collect();
+    let order = |dispatch: &Dispatch, i: usize| {
+        let [inputs, outputs] = dispatch.types();
+        let call = Call {
+            attrs: &dispatch.attrs,
+            inputs: &inputs,
+            outputs: &outputs,
+        };
+        kernels::order(&dispatch.kernel.name, &call, i)
+    };
+    Orders::new(plan, order, &given)
+}
+
+/// Checks that all buffers that a plan borrows are shared, and that its kernels can read them.
+fn check_borrowed(plan: &ExecutionPlan, shared: &SharedBuffers, unreadable: &HashSet<BufferRef>) -> Result<()> {
+    for buffer in &plan.memory.borrowed {
+        let bytes = plan.buffers.get(buffer.index()).copied();
+        let lent = shared
+            .get(buffer)
+            .filter(|s| s.memory::<Lent>().is_some() && Some(s.bytes) == bytes);
+        if lent.is_none() || unreadable.contains(buffer) {
+            return Err(Error::backend(
+                "cpu",
+                format!(
+                    "{} is not shared in a form that this plan can read",
+                    plan.describe(*buffer)
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
 impl Program {
-    pub(crate) fn new(plan: &ExecutionPlan, arena: &Arena) -> Result<Self> {
+    pub(crate) fn new(plan: &ExecutionPlan, arena: &Arena, orders: Orders) -> Result<Self> {
         let mut scratch = Scratch::default();
-        let orders = Orders::new(plan, |dispatch, i| {
-            let [inputs, outputs] = dispatch.types();
-            let call = Call {
-                attrs: &dispatch.attrs,
-                inputs: &inputs,
-                outputs: &outputs,
-            };
-            kernels::order(&dispatch.kernel.name, &call, i)
-        });
         let segments = plan
             .segments
             .iter()
@@ -168,15 +202,23 @@ impl Program {
 }
 
 impl CpuExecutable {
-    pub(crate) fn new(plan: &ExecutionPlan, pool: Arc<ThreadPool>, capabilities: &Capabilities) -> Result<Self> {
-        let mut arena = Arena::new(plan).map_err(out_of_memory)?;
+    pub(crate) fn new(
+        plan: &ExecutionPlan,
+        pool: Arc<ThreadPool>,
+        capabilities: &Capabilities,
+        shared: &SharedBuffers,
+    ) -> Result<Self> {
+        let (orders, unreadable) = orders(plan, shared);
+        check_borrowed(plan, shared, &unreadable)?;
+        let mut arena = Arena::new(plan, shared).map_err(out_of_memory)?;
         // The program is compiled and checked before any page of the arena is accessed.
-        let program = Program::new(plan, &arena)?;
+        let program = Program::new(plan, &arena, orders)?;
         check_fit(plan, program.workspace_bytes(plan, pool.threads()), capabilities)?;
-        for (buffer, data) in plan.constants() {
+        let own = |buffer: BufferRef| !plan.memory.is_borrowed(buffer);
+        for (buffer, data) in plan.constants().filter(|(buffer, _)| own(*buffer)) {
             overwrite(&mut arena, buffer, &data)?;
         }
-        for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0) {
+        for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0 && own(s.buffer)) {
             let len = plan.buffers[state.buffer.index()];
             let bytes = arena.bytes(state.buffer, 0, len).unwrap_or_default();
             let words = bytes.chunks_exact_mut(size_of::<f32>());
@@ -261,7 +303,7 @@ impl CpuExecutable {
     fn check_fed(&mut self, segments: &[usize]) {
         let fed = segments.iter().filter_map(|&s| self.fed.get(s)).flatten();
         for fed in fed {
-            let bytes = self.arena.bytes(fed.buffer, 0, fed.count * size_of::<u32>());
+            let bytes = self.arena.read(fed.buffer, 0, fed.count * size_of::<u32>());
             if let Some(index) = fed.first_outside(bytes.unwrap_or_default()) {
                 return self.faults.report(fed.dispatch, index, fed.bound);
             }
@@ -397,12 +439,23 @@ impl Executable for CpuExecutable {
 
     fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
         self.check_usable()?;
-        let known = self.arena.size(buffer).filter(|_| self.orders.of(buffer).is_none());
+        let is_open = self.orders.of(buffer).is_none() && !self.arena.is_frozen(buffer);
+        let known = self.arena.size(buffer).filter(|_| is_open);
         Ok(known.map(|bytes| DeviceBuffer {
             address: self.arena.pointer(buffer) as u64,
             bytes: bytes as u64,
             stream: None,
         }))
+    }
+
+    fn share(&mut self, buffers: &[BufferRef]) -> Result<Vec<Option<SharedBuffer>>> {
+        self.check_usable()?;
+        let (arena, orders) = (&mut self.arena, &self.orders);
+        let share = |&buffer: &BufferRef| {
+            let bytes = arena.size(buffer)?;
+            Some(SharedBuffer::new(bytes, arena.lend(buffer, orders.of(buffer))?))
+        };
+        Ok(buffers.iter().map(share).collect())
     }
 
     fn write_part(&mut self, buffer: BufferRef, part: &Place, bytes: &[u8]) -> Result<()> {
@@ -420,11 +473,12 @@ impl Executable for CpuExecutable {
 
     fn read_part(&mut self, buffer: BufferRef, part: &Place, bytes: &mut [u8]) -> Result<()> {
         self.check_usable()?;
-        let memory = place(&mut self.arena, buffer, part, bytes.len())?;
+        let memory = placed(&self.arena, buffer, part, bytes.len())?;
         match self.orders.of(buffer) {
             None => part.gather(memory, bytes),
             Some(panels) => {
-                let matrix = whole(&mut self.arena, buffer)?;
+                let size = self.arena.size(buffer).unwrap_or(0);
+                let matrix = self.arena.read(buffer, 0, size).unwrap_or_default();
                 each_run(part, |offset, run| panels.read(matrix, offset, &mut bytes[run]));
             }
         }
@@ -443,7 +497,7 @@ impl Executable for CpuExecutable {
             return Err(error);
         }
         for (buffer, saved) in &mut self.saved {
-            let own = self.arena.bytes(*buffer, 0, saved.len()).unwrap_or_default();
+            let own = self.arena.read(*buffer, 0, saved.len()).unwrap_or_default();
             saved.copy_from_slice(own);
         }
         let mut timings = self.timings.take();

@@ -6,8 +6,9 @@ use meganeura_core::ops::Call;
 use meganeura_core::plan::{BufferRef, Dispatch};
 use meganeura_core::{DType, TensorType};
 
+use crate::arena::Arena;
 use crate::faults::Faults;
-use crate::memory::{Arena, View};
+use crate::memory::View;
 use crate::order::{Order, Orders, Panels};
 use crate::prefetch::Prefetch;
 use crate::vmath;

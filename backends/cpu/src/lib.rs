@@ -5,6 +5,7 @@
 //!
 //! Other crates register kernels for their operators with [`register_kernel!`].
 
+mod arena;
 mod backend;
 mod executor;
 mod faults;

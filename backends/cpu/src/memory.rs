@@ -1,10 +1,7 @@
-//! Memory of an executable: one zeroed allocation that contains all buffers. Buffers do not share cache lines, except
-//! buffers that are not needed at the same time.
+//! Blocks of memory, and views of the buffers in them.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
-
-use meganeura_core::plan::{BufferRef, ExecutionPlan};
 
 /// Alignment of buffers in bytes: a cache line, and the width of the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -53,74 +50,6 @@ impl Drop for Block {
         // SAFETY: `new` allocated the memory with this layout, and it has not been freed since.
         unsafe { dealloc(self.memory.as_ptr(), self.layout) }
     }
-}
-
-/// All buffers of a plan, in one block.
-#[derive(Debug)]
-pub(crate) struct Arena {
-    block: Block,
-    offsets: Vec<usize>,
-    sizes: Vec<usize>,
-}
-
-impl Arena {
-    /// Allocates the buffers of a plan at the plan's offsets. If the plan has no offsets, buffers follow each other.
-    /// The error is the number of bytes that could not be allocated.
-    pub(crate) fn new(plan: &ExecutionPlan) -> Result<Self, usize> {
-        let (offsets, bytes) = if !plan.memory.offsets.is_empty() {
-            (plan.memory.offsets.clone(), plan.memory.bytes)
-        } else {
-            side_by_side(&plan.buffers).ok_or(usize::MAX)?
-        };
-        Ok(Arena {
-            block: Block::new(bytes).ok_or(bytes)?,
-            offsets,
-            sizes: plan.buffers.clone(),
-        })
-    }
-
-    /// Returns the number of bytes of a buffer.
-    pub(crate) fn size(&self, buffer: BufferRef) -> Option<usize> {
-        self.sizes.get(buffer.index()).copied()
-    }
-
-    /// Returns the address of the first byte of a buffer, which must exist.
-    pub(crate) fn pointer(&self, buffer: BufferRef) -> *mut u8 {
-        // SAFETY: the offset is within the block, because the plan was verified, or `new` computed the offset.
-        unsafe { self.block.as_ptr().add(self.offsets[buffer.index()]) }
-    }
-
-    /// Returns the first word of a buffer. The buffer must exist and have at least one word, and no task may run
-    /// meanwhile.
-    pub(crate) fn word(&self, buffer: BufferRef) -> u32 {
-        assert!(self.size(buffer) >= Some(size_of::<u32>()), "{buffer} has no word");
-        // SAFETY: by the assertion, the buffer has four bytes, and its memory is initialised. The block and the
-        // offset are aligned, and no code writes the buffer meanwhile.
-        unsafe { self.pointer(buffer).cast::<u32>().read() }
-    }
-
-    /// Returns a range of bytes of a buffer, or `None` if the buffer does not contain it.
-    pub(crate) fn bytes(&mut self, buffer: BufferRef, offset: u64, len: usize) -> Option<&mut [u8]> {
-        let size = self.size(buffer)?;
-        let offset = usize::try_from(offset).ok()?;
-        if offset.checked_add(len)? > size {
-            return None;
-        }
-        // SAFETY: the range is within one buffer of the block, whose memory is initialised. No kernel runs during the
-        // exclusive borrow of the arena.
-        Some(unsafe { std::slice::from_raw_parts_mut(self.pointer(buffer).add(offset), len) })
-    }
-}
-
-/// Returns offsets at which buffers of these sizes follow each other, and the end of the last buffer.
-fn side_by_side(sizes: &[usize]) -> Option<(Vec<usize>, usize)> {
-    let mut offsets = Vec::with_capacity(sizes.len());
-    let mut end = 0usize;
-    for size in sizes {
-        offsets.push(end);
-        end = end.checked_add(size.checked_next_multiple_of(ALIGNMENT)?)?;
-    }
-    Some((offsets, end))
 }
 
 /// A typed view of a buffer that kernels hold.
@@ -249,12 +178,5 @@ mod tests {
         assert_eq!(total("MemTotal: 1000 kB"), Some(1000 * 1024));
         assert_eq!(total("MemTotal: many kB"), None);
         assert_eq!(total(""), None);
-    }
-
-    #[test]
-    fn buffers_of_impossible_sizes_have_no_places() {
-        assert_eq!(side_by_side(&[3, 0, 65]), Some((vec![0, 64, 64], 192)));
-        assert_eq!(side_by_side(&[64, usize::MAX]), None);
-        assert_eq!(side_by_side(&[usize::MAX - 63, 64]), None);
     }
 }

@@ -38,6 +38,17 @@ pub(crate) enum Order {
     Panels(Panels),
 }
 
+impl Order {
+    /// Returns `true` if the kernel can read these panels.
+    fn accepts(&self, panels: &Panels) -> bool {
+        match self {
+            Order::Plain => false,
+            Order::Any { unit } => *unit == panels.unit,
+            Order::Panels(preferred) => preferred == panels,
+        }
+    }
+}
+
 impl Panels {
     /// Creates panels of `rows` rows, for a matrix with rows of `width` bytes. Returns `None` if the matrix cannot be
     /// cut into such panels, or if the order would not change.
@@ -130,51 +141,48 @@ impl Orders {
     /// Selects for each parameter a storage order that all its readers support. `order` returns the orders that a
     /// dispatch supports for an operand. If a dispatch requests panels for several operands, it gets all of them or
     /// none.
-    pub(crate) fn new(plan: &ExecutionPlan, order: impl Fn(&Dispatch, usize) -> Order) -> Self {
-        let written: HashSet<BufferRef> = plan
-            .dispatches
-            .iter()
-            .flat_map(|dispatch| &dispatch.outputs)
-            .map(|result| result.buffer)
-            .collect();
-        let mut readers: HashMap<BufferRef, Vec<Order>> = plan
-            .param_buffers
-            .iter()
-            .map(|(_, buffer)| *buffer)
-            .filter(|buffer| !written.contains(buffer))
-            .map(|buffer| (buffer, Vec::new()))
-            .collect();
-        // Inputs that each dispatch requests in panels.
-        let mut together: Vec<Vec<BufferRef>> = Vec::new();
-        for dispatch in &plan.dispatches {
-            let mut asked = Vec::new();
-            for (i, operand) in dispatch.inputs.iter().enumerate() {
-                if let Some(orders) = readers.get_mut(&operand.buffer) {
-                    let is_whole = operand.ty.bytes() == plan.buffers[operand.buffer.index()];
-                    let order = if is_whole { order(dispatch, i) } else { Order::Plain };
-                    orders.push(order);
-                    if matches!(order, Order::Panels(_)) {
-                        asked.push(operand.buffer);
+    ///
+    /// `given` contains the orders of parameters that are stored already. Also returns the parameters whose order the
+    /// kernels of the plan cannot read. For these, it selects an order as for other parameters.
+    pub(crate) fn new(
+        plan: &ExecutionPlan,
+        order: impl Fn(&Dispatch, usize) -> Order,
+        given: &HashMap<BufferRef, Option<Panels>>,
+    ) -> (Self, HashSet<BufferRef>) {
+        let (readers, together) = wishes(plan, order);
+        let mut unreadable: HashSet<BufferRef> = HashSet::new();
+        loop {
+            let fixed = |buffer: &BufferRef| given.get(buffer).filter(|_| !unreadable.contains(buffer)).copied();
+            let mut refused: Vec<BufferRef> = Vec::new();
+            let mut panels: HashMap<BufferRef, Panels> = HashMap::new();
+            for (&buffer, orders) in &readers {
+                let chosen = match fixed(&buffer) {
+                    Some(Some(stored)) if !orders.iter().all(|order| order.accepts(&stored)) => {
+                        refused.push(buffer);
+                        None
+                    }
+                    Some(stored) => stored,
+                    None => agreed(orders),
+                };
+                panels.extend(chosen.map(|chosen| (buffer, chosen)));
+            }
+            // If one buffer of a dispatch is not in panels, the others are removed. This can affect further dispatches,
+            // so it repeats.
+            while let Some(buffers) = together.iter().find(|buffers| {
+                let there = buffers.iter().filter(|buffer| panels.contains_key(buffer)).count();
+                there > 0 && there < buffers.len()
+            }) {
+                for buffer in buffers {
+                    if panels.remove(buffer).is_some() && fixed(buffer).is_some() {
+                        refused.push(*buffer);
                     }
                 }
             }
-            together.push(asked);
+            if refused.is_empty() {
+                return (Orders(panels), unreadable);
+            }
+            unreadable.extend(refused);
         }
-        let agreed = readers
-            .into_iter()
-            .filter_map(|(buffer, orders)| Some((buffer, agreed(&orders)?)));
-        let mut panels: HashMap<BufferRef, Panels> = agreed.collect();
-        // If one buffer of a dispatch is not in panels, the others are removed. This can affect further dispatches,
-        // so it repeats.
-        while let Some(buffers) = together.iter().find(|buffers| {
-            let there = buffers.iter().filter(|buffer| panels.contains_key(buffer)).count();
-            there > 0 && there < buffers.len()
-        }) {
-            buffers.iter().for_each(|buffer| {
-                panels.remove(buffer);
-            });
-        }
-        Orders(panels)
     }
 
     /// Returns the panels of a buffer, or `None` if it is stored row by row.
@@ -183,18 +191,50 @@ impl Orders {
     }
 }
 
+/// Returns the orders that the readers of each parameter support, and the operands that each dispatch requests in
+/// panels. Parameters that a dispatch writes are stored row by row.
+fn wishes(
+    plan: &ExecutionPlan,
+    order: impl Fn(&Dispatch, usize) -> Order,
+) -> (HashMap<BufferRef, Vec<Order>>, Vec<Vec<BufferRef>>) {
+    let written: HashSet<BufferRef> = plan
+        .dispatches
+        .iter()
+        .flat_map(|dispatch| &dispatch.outputs)
+        .map(|result| result.buffer)
+        .collect();
+    let mut readers: HashMap<BufferRef, Vec<Order>> = plan
+        .param_buffers
+        .iter()
+        .map(|(_, buffer)| *buffer)
+        .filter(|buffer| !written.contains(buffer))
+        .map(|buffer| (buffer, Vec::new()))
+        .collect();
+    let mut together: Vec<Vec<BufferRef>> = Vec::new();
+    for dispatch in &plan.dispatches {
+        let mut asked = Vec::new();
+        for (i, operand) in dispatch.inputs.iter().enumerate() {
+            if let Some(orders) = readers.get_mut(&operand.buffer) {
+                let is_whole = operand.ty.bytes() == plan.buffers[operand.buffer.index()];
+                let order = if is_whole { order(dispatch, i) } else { Order::Plain };
+                orders.push(order);
+                if matches!(order, Order::Panels(_)) {
+                    asked.push(operand.buffer);
+                }
+            }
+        }
+        together.push(asked);
+    }
+    (readers, together)
+}
+
 /// Returns the panels that one reader requests, if all readers support them.
 fn agreed(orders: &[Order]) -> Option<Panels> {
     let wanted = orders.iter().find_map(|order| match order {
         Order::Panels(panels) => Some(*panels),
         Order::Plain | Order::Any { .. } => None,
     })?;
-    let accepts = |order: &Order| match order {
-        Order::Plain => false,
-        Order::Any { unit } => *unit == wanted.unit,
-        Order::Panels(panels) => *panels == wanted,
-    };
-    orders.iter().all(accepts).then_some(wanted)
+    orders.iter().all(|order| order.accepts(&wanted)).then_some(wanted)
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::ops::Range;
 use meganeura_core::plan::{BufferRef, Part};
 use meganeura_core::{Error, Result};
 
-use crate::memory::{Arena, View};
+use crate::arena::Arena;
+use crate::memory::View;
 use crate::pool::ThreadPool;
 
 /// Returns a part that consists of the `len` bytes at `offset`.
@@ -27,25 +28,45 @@ pub(crate) fn overwrite(arena: &mut Arena, buffer: BufferRef, bytes: &[u8]) -> R
 
 /// Returns the range from the first to the last byte of a part. The part must store a tensor of `len` bytes.
 pub(crate) fn place<'a>(arena: &'a mut Arena, buffer: BufferRef, part: &Part, len: usize) -> Result<&'a mut [u8]> {
-    if part.runs.checked_mul(part.run) != Some(len) {
-        let message = format!("{len} bytes for {} runs of {}", part.runs, part.run);
-        return Err(Error::backend("cpu", message));
-    }
+    check_runs(part, len)?;
     range(arena, buffer, part.offset, part.span())
 }
 
-/// Returns all bytes of a buffer.
+fn check_runs(part: &Part, len: usize) -> Result<()> {
+    if part.runs.checked_mul(part.run) == Some(len) {
+        return Ok(());
+    }
+    let message = format!("{len} bytes for {} runs of {}", part.runs, part.run);
+    Err(Error::backend("cpu", message))
+}
+
+/// Returns the range of [`place()`] for reading.
+pub(crate) fn placed<'a>(arena: &'a Arena, buffer: BufferRef, part: &Part, len: usize) -> Result<&'a [u8]> {
+    check_runs(part, len)?;
+    let (offset, len) = (part.offset as u64, part.span());
+    arena
+        .read(buffer, offset, len)
+        .ok_or_else(|| outside(buffer, part.offset, len))
+}
+
+/// Returns all bytes of a buffer for writing.
 pub(crate) fn whole(arena: &mut Arena, buffer: BufferRef) -> Result<&mut [u8]> {
     let len = arena.size(buffer).unwrap_or(0);
     range(arena, buffer, 0, len)
 }
 
 fn range(arena: &mut Arena, buffer: BufferRef, offset: usize, len: usize) -> Result<&mut [u8]> {
-    let range = arena.bytes(buffer, offset as u64, len);
-    range.ok_or_else(|| {
-        let message = format!("{len} bytes at {offset} are outside of buffer {buffer}");
-        Error::backend("cpu", message)
-    })
+    if arena.is_frozen(buffer) {
+        let message = format!("buffer {buffer} is shared with other sessions, so it cannot be written");
+        return Err(Error::backend("cpu", message));
+    }
+    arena
+        .bytes(buffer, offset as u64, len)
+        .ok_or_else(|| outside(buffer, offset, len))
+}
+
+fn outside(buffer: BufferRef, offset: usize, len: usize) -> Error {
+    Error::backend("cpu", format!("{len} bytes at {offset} are outside of buffer {buffer}"))
 }
 
 /// Calls `each` for each run of a part. Its arguments are the run's offset in the buffer, and the run's range in the

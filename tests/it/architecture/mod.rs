@@ -231,6 +231,7 @@ const COMPILER_LAYERS: &[&[&str]] = &[
     &["rewrite", "cluster", "channels_last"],
     &["optimize", "compile", "link"],
     &["builder"],
+    &["model"],
     &["measure"],
 ];
 
@@ -240,7 +241,7 @@ const CPU_LAYERS: &[&[&str]] = &[
     &["faults", "memory", "share", "simd", "vmath"],
     &["prefetch"],
     &["pool"],
-    &["order", "transfer"],
+    &["arena", "order", "transfer"],
     &["gemm"],
     &["kernel"],
     &["kernels"],

@@ -133,6 +133,7 @@ pub(super) fn sample() -> ExecutionPlan {
             slab: None,
             // The last one ends with the arena.
             offsets: vec![512, 1024, 256, 2048, 768, 3072, 4096, 5120, 5632, 5996],
+            borrowed: Vec::new(),
         },
         dispatches: vec![
             dispatch(

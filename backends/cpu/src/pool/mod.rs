@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -114,8 +114,27 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub struct ThreadPool {
     shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
-    /// Mutex that is held during a job, so that only one job runs at a time.
+    /// Mutex that is held during a job, so that only one job is shared at a time.
     turn: Mutex<()>,
+    /// Number of threads that have a job for the pool: they share it, wait for their turn, or run its tasks themselves.
+    callers: AtomicUsize,
+}
+
+/// A caller of a pool, counted until this is dropped.
+struct Caller<'a>(&'a AtomicUsize);
+
+impl<'a> Caller<'a> {
+    /// Also returns the number of callers, including this one.
+    fn count(callers: &'a AtomicUsize) -> (Self, usize) {
+        let before = callers.fetch_add(1, Ordering::Relaxed);
+        (Caller(callers), before + 1)
+    }
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl ThreadPool {
@@ -155,6 +174,7 @@ impl ThreadPool {
             shared,
             workers,
             turn: Mutex::new(()),
+            callers: AtomicUsize::new(0),
         }
     }
 
@@ -168,10 +188,11 @@ impl ThreadPool {
     /// because neighbours commonly read neighbouring memory. A thread that has finished its share takes tasks from
     /// other shares. The tasks of a share are taken one by one, in ascending order.
     ///
-    /// No two threads have the same worker number at the same time, so a kernel may have scratch per worker. Calls
-    /// from several threads take turns. A call from inside a job of the same pool runs its tasks immediately, under
-    /// the worker number of that thread. Jobs of two pools must not call each other's pool, because each would wait
-    /// for the other's turn.
+    /// No two threads of a job have the same worker number at the same time, so a kernel may have scratch per worker. A
+    /// few callers take turns. If there are more callers than half of the threads, a caller that would have to wait runs
+    /// all of its tasks itself, without waiting. A call from inside a job of the same
+    /// pool also runs its tasks immediately, under the worker number of that thread. Jobs of two pools must not call each
+    /// other's pool, because each would wait for the other's turn.
     ///
     /// Allocates nothing.
     ///
@@ -192,12 +213,20 @@ impl ThreadPool {
             (0..tasks).for_each(|task| job(task, worker));
             return;
         }
-        let turn = lock(&self.turn);
-        if tasks <= 1 || self.workers.is_empty() {
+        let (_caller, callers) = Caller::count(&self.callers);
+        let is_shared = tasks > 1 && !self.workers.is_empty();
+        let turn = match self.turn.try_lock() {
+            _ if !is_shared => None,
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(turn)) => Some(turn.into_inner()),
+            Err(TryLockError::WouldBlock) if 2 * callers > self.threads() => None,
+            Err(TryLockError::WouldBlock) => Some(lock(&self.turn)),
+        };
+        let Some(turn) = turn else {
             let _scope = Scope::enter(shared, 0);
             (0..tasks).for_each(|task| job(task, 0));
             return;
-        }
+        };
         // SAFETY: only the lifetimes change. The job is closed and all workers have left it before this function
         // returns or unwinds (`work` catches every panic of a task), so the references are not used after their
         // lifetimes.
@@ -404,194 +433,4 @@ fn poll<T>(limit: Duration, prefetch: &mut Prefetch, mut ready: impl FnMut() -> 
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Returns the number of repetitions of a test. Under Miri it is smaller: Miri interprets the code slowly, and
-    /// each run tries another interleaving of the threads.
-    fn rounds(rounds: usize) -> usize {
-        if cfg!(miri) { rounds.div_ceil(500) } else { rounds }
-    }
-
-    fn sum(pool: &ThreadPool, tasks: usize) -> usize {
-        let total = AtomicUsize::new(0);
-        pool.run(tasks, &|task, worker| {
-            assert!(worker < pool.threads());
-            total.fetch_add(task + 1, Ordering::Relaxed);
-        });
-        total.into_inner()
-    }
-
-    #[test]
-    fn every_task_runs_once() {
-        for threads in [0, 1, 2, 3, 8] {
-            let pool = ThreadPool::new(threads);
-            assert_eq!(pool.threads(), threads.max(1));
-            for tasks in [0, 1, 2, 3, 17, rounds(1000)] {
-                assert_eq!(sum(&pool, tasks), tasks * (tasks + 1) / 2);
-            }
-        }
-    }
-
-    #[test]
-    fn what_a_busy_thread_leaves_others_do() {
-        let pool = ThreadPool::new(2);
-        let done = AtomicUsize::new(0);
-        let others = if pool.threads() == 2 { 7 } else { 0 };
-        pool.run(8, &|task, _| {
-            // The first task of a share waits until other threads have taken the remaining tasks.
-            while task == 0 && done.load(Ordering::Acquire) < others {
-                thread::yield_now();
-            }
-            done.fetch_add(1, Ordering::Release);
-        });
-        assert_eq!(done.into_inner(), 8);
-    }
-
-    #[test]
-    fn worker_numbers_are_exclusive() {
-        let pool = ThreadPool::new(4);
-        let busy: Vec<AtomicBool> = (0..4).map(|_| AtomicBool::new(false)).collect();
-        let job = |_: usize, worker: usize| {
-            assert!(!busy[worker].swap(true, Ordering::SeqCst));
-            thread::yield_now();
-            busy[worker].store(false, Ordering::SeqCst);
-        };
-        thread::scope(|scope| {
-            for tasks in [1, 5, 40] {
-                let (pool, job) = (&pool, &job);
-                scope.spawn(move || (0..rounds(200)).for_each(|_| pool.run(tasks, job)));
-            }
-        });
-    }
-
-    #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
-        for threads in [1, 2, 4] {
-            let pool = ThreadPool::new(threads);
-            for bad in [0, 5, 63] {
-                let caught = catch_unwind(AssertUnwindSafe(|| {
-                    pool.run(64, &|task, _| {
-                        assert!(task != bad, "task {task} is bad");
-                    });
-                }));
-                let payload = caught.expect_err("the job must panic");
-                let text = payload.downcast_ref::<String>().expect("a message");
-                assert_eq!(*text, format!("task {bad} is bad"));
-                assert_eq!(sum(&pool, 100), 5050);
-            }
-        }
-    }
-
-    #[test]
-    fn all_tasks_may_panic() {
-        let pool = ThreadPool::new(3);
-        for _ in 0..rounds(50) {
-            let caught = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|_, _| panic!("all"))));
-            assert!(caught.is_err());
-        }
-        assert_eq!(sum(&pool, 10), 55);
-    }
-
-    #[test]
-    fn what_a_panic_carries_may_panic_as_well() {
-        struct Bomb;
-        impl Drop for Bomb {
-            fn drop(&mut self) {
-                std::panic::panic_any(());
-            }
-        }
-        let pool = ThreadPool::new(3);
-        for _ in 0..rounds(50) {
-            let caught = catch_unwind(AssertUnwindSafe(|| {
-                pool.run(8, &|_, _| std::panic::panic_any(Bomb));
-            }));
-            let payload = caught.expect_err("all tasks panic");
-            assert!(payload.is::<Bomb>());
-            std::mem::forget(payload);
-        }
-        assert_eq!(sum(&pool, 10), 55);
-    }
-
-    #[test]
-    fn many_tiny_jobs() {
-        let pool = ThreadPool::new(2);
-        let total = AtomicUsize::new(0);
-        let rounds = rounds(100_000);
-        for _ in 0..rounds {
-            pool.run(2, &|_, _| {
-                total.fetch_add(1, Ordering::Relaxed);
-            });
-        }
-        assert_eq!(total.into_inner(), 2 * rounds);
-    }
-
-    #[test]
-    fn workers_that_sleep_are_woken() {
-        let pool = ThreadPool::new(2);
-        for _ in 0..5 {
-            thread::sleep(SPIN * 20);
-            // Each task waits for the other, so each thread must run one of them.
-            let met = AtomicUsize::new(0);
-            pool.run(2, &|_, _| {
-                met.fetch_add(1, Ordering::SeqCst);
-                while met.load(Ordering::SeqCst) < 2 {
-                    thread::yield_now();
-                }
-            });
-        }
-    }
-
-    #[test]
-    fn a_slow_worker_is_awaited() {
-        let pool = ThreadPool::new(2);
-        let done = AtomicUsize::new(0);
-        let arrived = AtomicUsize::new(0);
-        pool.run(2, &|_, worker| {
-            arrived.fetch_add(1, Ordering::SeqCst);
-            while arrived.load(Ordering::SeqCst) < 2 {
-                thread::yield_now();
-            }
-            if worker == 1 {
-                thread::sleep(SPIN * 100);
-            }
-            done.fetch_add(1, Ordering::Relaxed);
-        });
-        assert_eq!(done.into_inner(), 2);
-    }
-
-    #[test]
-    fn callers_take_turns() {
-        let pool = ThreadPool::new(2);
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| (0..rounds(2000)).for_each(|_| assert_eq!(sum(&pool, 4), 10)));
-            }
-        });
-    }
-
-    #[test]
-    fn a_nested_run_stays_on_its_thread() {
-        let pool = ThreadPool::new(3);
-        let total = AtomicUsize::new(0);
-        pool.run(10, &|_, outer| {
-            let here = thread::current().id();
-            pool.run(10, &|_, inner| {
-                assert_eq!((inner, thread::current().id()), (outer, here));
-                total.fetch_add(1, Ordering::Relaxed);
-            });
-        });
-        assert_eq!(total.into_inner(), 100);
-    }
-
-    #[test]
-    fn dropping_ends_the_threads() {
-        for _ in 0..rounds(50) {
-            let pool = ThreadPool::new(4);
-            assert_eq!(sum(&pool, 4), 10);
-            let shared = Arc::downgrade(&pool.shared);
-            drop(pool);
-            assert!(shared.upgrade().is_none());
-        }
-    }
-}
+mod tests;
