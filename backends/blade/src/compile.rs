@@ -4,11 +4,15 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use blade_graphics as bg;
-use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support, Tune};
+use meganeura_core::backend::{
+    Capabilities, Device, Executable, KernelDesc, KernelSource, SharedBuffers, Support, Tune,
+};
+use meganeura_core::plan::BufferRef;
 use meganeura_core::{Error, ExecutionPlan, Result, Session};
 
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
+use crate::memory::Slab;
 use crate::tune::validate::validate;
 use meganeura_shaders::ScheduleChooser;
 use meganeura_shaders::coop::CoopConfig;
@@ -127,6 +131,18 @@ impl Device for BladeDevice {
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        self.compile_sharing(plan, &SharedBuffers::new())
+    }
+
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
+    fn usable_buffers(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Vec<BufferRef> {
+        host::borrowable::<Slab>(plan, shared)
+    }
+
+    fn compile_sharing(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Result<Box<dyn Executable>> {
         plan.verify()?;
         if let Some(chosen) = self.tuning().choices(plan.precision) {
             validate(self.handle(), &chosen, self.coop_at(plan.precision), plan)?;
@@ -136,6 +152,7 @@ impl Device for BladeDevice {
         host::compile(
             self.handle(),
             plan,
+            shared,
             &custom,
             || self.with(plan, coop, |with| LaunchPlan::of(plan, with)),
             |class, error| self.tuning().refuse(class, error),

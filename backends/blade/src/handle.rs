@@ -6,7 +6,7 @@ use std::time::Duration;
 use blade_graphics as bg;
 use meganeura_core::ExecutionPlan;
 use meganeura_core::backend::shader::ShaderDevice;
-use meganeura_core::backend::{Capabilities, CostModel, Executable};
+use meganeura_core::backend::{Capabilities, CostModel, Executable, SharedBuffers};
 use meganeura_shaders::host::{self, CompileFailure, Host, LaunchPlan, RejectedKernel};
 use meganeura_shaders::{DTYPES, Features, Launch};
 
@@ -102,8 +102,13 @@ impl Host for Handle {
         }
     }
 
-    fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure> {
-        Ok(Box::new(executable::open(self, plan, draft)?))
+    fn executable(
+        &self,
+        plan: &ExecutionPlan,
+        draft: LaunchPlan,
+        shared: &SharedBuffers,
+    ) -> Result<Box<dyn Executable>, CompileFailure> {
+        Ok(Box::new(executable::open(self, plan, draft, shared)?))
     }
 
     fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel> {

@@ -3,26 +3,46 @@
 use std::sync::Arc;
 
 use blade_graphics as bg;
+use meganeura_core::backend::{SharedBuffer, SharedBuffers};
 use meganeura_core::{Error, ExecutionPlan, Result};
 
-use crate::gpu::Gpu;
-use meganeura_shaders::host::{BufferLocation, copy_to_staging, lay_out};
+use crate::gpu::{Gpu, NAME};
+use meganeura_shaders::host::{BufferLocation, borrow_slabs, copy_to_staging, lay_out, lend};
+
+/// An allocation of device-local memory.
+pub(crate) struct Slab {
+    gpu: Arc<Gpu>,
+    raw: bg::Buffer,
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        self.gpu.free(|context| context.destroy_buffer(self.raw));
+    }
+}
 
 /// All buffers of an executable, in device-local memory.
 pub(crate) struct Arena {
-    gpu: Arc<Gpu>,
-    slabs: Vec<bg::Buffer>,
+    slabs: Vec<Arc<Slab>>,
+    /// Number of slabs that belong to this executable. Further slabs contain borrowed buffers.
+    own: usize,
     places: Vec<BufferLocation>,
 }
 
 impl Arena {
     /// Allocates buffers of these sizes. The first ones are the buffers of the plan, in the plan's layout. The
-    /// contents are undefined.
+    /// contents are undefined. `shared` contains the buffers that the plan borrows.
     ///
     /// # Errors
     /// A buffer larger than `limit`; not enough memory.
-    pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<Self> {
-        let (slabs, places) = lay_out(sizes, plan, limit)?;
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        device: &str,
+        (sizes, limit): (&[u64], u64),
+        plan: &ExecutionPlan,
+        shared: &SharedBuffers,
+    ) -> Result<Self> {
+        let (slabs, mut places) = lay_out(sizes, plan, limit)?;
         let total: u64 = slabs.iter().sum();
         // The available memory is checked beforehand, because blade panics if the driver rejects an allocation.
         let stats = gpu.guard("reading the memory budget", bg::Context::memory_stats)?;
@@ -36,16 +56,18 @@ impl Arena {
         if available.is_some_and(|available| total > available) {
             return Err(out_of_memory());
         }
-        let mut arena = Arena {
-            gpu: gpu.clone(),
-            slabs: Vec::new(),
-            places,
-        };
+        let mut made = Vec::with_capacity(slabs.len());
         for size in slabs {
-            let buffer = create(gpu, "plan", size, bg::Memory::Device).map_err(|_| out_of_memory())?;
-            arena.slabs.push(buffer);
+            let raw = create(gpu, "plan", size, bg::Memory::Device).map_err(|_| out_of_memory())?;
+            made.push(Arc::new(Slab { gpu: gpu.clone(), raw }));
         }
-        Ok(arena)
+        let own = made.len();
+        borrow_slabs(NAME, plan, shared, &mut places, &mut made)?;
+        Ok(Arena {
+            slabs: made,
+            own,
+            places,
+        })
     }
 
     /// Returns the location of a buffer.
@@ -55,21 +77,18 @@ impl Arena {
 
     /// Returns the address of a byte of a buffer as a blade buffer piece.
     pub(crate) fn piece(&self, place: BufferLocation, offset: u64) -> bg::BufferPiece {
-        self.slabs[place.slab].at(place.offset + offset)
+        self.slabs[place.slab].raw.at(place.offset + offset)
     }
 
-    /// Records writes of zeros to all buffers.
+    /// Returns a buffer for other executables.
+    pub(crate) fn lend(&self, place: BufferLocation) -> Option<SharedBuffer> {
+        lend(&self.slabs, place)
+    }
+
+    /// Records writes of zeros to all buffers that are not borrowed.
     pub(crate) fn clear(&self, pass: &mut bg::TransferCommandEncoder) {
-        for slab in &self.slabs {
-            pass.fill_buffer(slab.at(0), slab.size(), 0);
-        }
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        for &slab in &self.slabs {
-            self.gpu.free(|context| context.destroy_buffer(slab));
+        for slab in &self.slabs[..self.own] {
+            pass.fill_buffer(slab.raw.at(0), slab.raw.size(), 0);
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::sync::OnceLock;
 
-use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
-use meganeura_core::plan::try_compile;
+use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, SharedBuffers, Support};
+use meganeura_core::plan::{BufferRef, try_compile};
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, ExecutionPlan, Graph, Result};
 use meganeura_shaders::coop::CoopConfig;
@@ -14,6 +14,7 @@ use meganeura_shaders::{DeviceLibrary, Features};
 
 use crate::gpu::NAME;
 use crate::handle::Handle;
+use crate::memory::DeviceMemory;
 
 /// Number of threads in a warp.
 const WARP: u32 = 32;
@@ -214,8 +215,20 @@ impl Device for CudaDevice {
     }
 
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>> {
+        self.compile_sharing(plan, &SharedBuffers::new())
+    }
+
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
+    fn usable_buffers(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Vec<BufferRef> {
+        host::borrowable::<DeviceMemory>(plan, shared)
+    }
+
+    fn compile_sharing(&self, plan: &ExecutionPlan, shared: &SharedBuffers) -> Result<Box<dyn Executable>> {
         plan.verify()?;
         let custom = self.answers.custom_kernels(&self.handle, plan);
-        host::compile(&self.handle, plan, &custom, || self.draft(plan), |_, _| ())
+        host::compile(&self.handle, plan, shared, &custom, || self.draft(plan), |_, _| ())
     }
 }

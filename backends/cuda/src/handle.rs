@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use meganeura_core::backend::shader::ShaderDevice;
-use meganeura_core::backend::{Capabilities, CostModel, Executable};
+use meganeura_core::backend::{Capabilities, CostModel, Executable, SharedBuffers};
 use meganeura_core::{ExecutionPlan, Result};
 use meganeura_shaders::host::{CompileFailure, Host, LaunchPlan, RejectedKernel};
 use meganeura_shaders::{DTYPES, Launch};
@@ -155,8 +155,13 @@ impl Host for Handle {
         ShaderDevice { most_rounds: None }
     }
 
-    fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure> {
-        Ok(Box::new(executable::open(self, plan, draft)?))
+    fn executable(
+        &self,
+        plan: &ExecutionPlan,
+        draft: LaunchPlan,
+        shared: &SharedBuffers,
+    ) -> Result<Box<dyn Executable>, CompileFailure> {
+        Ok(Box::new(executable::open(self, plan, draft, shared)?))
     }
 
     fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), RejectedKernel> {

@@ -4,10 +4,11 @@ use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::{DriverError, result, sys};
+use meganeura_core::backend::{SharedBuffer, SharedBuffers};
 use meganeura_core::{Error, ExecutionPlan, Result};
-use meganeura_shaders::host::{BufferLocation, copy_to_staging, lay_out};
+use meganeura_shaders::host::{BufferLocation, borrow_slabs, copy_to_staging, lay_out, lend};
 
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, NAME};
 
 /// An allocation of device memory.
 pub(crate) struct DeviceMemory {
@@ -44,31 +45,36 @@ impl Drop for DeviceMemory {
 
 /// All buffers of an executable, in a few allocations of device memory.
 pub(crate) struct Arena {
-    slabs: Vec<(DeviceMemory, u64)>,
+    slabs: Vec<Arc<DeviceMemory>>,
+    /// Sizes of the slabs that belong to this executable. Further slabs contain borrowed buffers.
+    sizes: Vec<u64>,
     places: Vec<BufferLocation>,
 }
 
 impl Arena {
     /// Allocates buffers of these sizes. The first ones are the buffers of the plan, in the plan's layout. The
-    /// contents are undefined.
+    /// contents are undefined. `shared` contains the buffers that the plan borrows.
     ///
     /// # Errors
     /// A buffer larger than `limit`; not enough memory.
-    pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<Self> {
-        let (slabs, places) = lay_out(sizes, plan, limit)?;
-        let total: u64 = slabs.iter().sum();
-        let mut arena = Arena {
-            slabs: Vec::with_capacity(slabs.len()),
-            places,
-        };
-        for size in slabs {
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        device: &str,
+        (sizes, limit): (&[u64], u64),
+        plan: &ExecutionPlan,
+        shared: &SharedBuffers,
+    ) -> Result<Self> {
+        let (sizes, mut places) = lay_out(sizes, plan, limit)?;
+        let total: u64 = sizes.iter().sum();
+        let mut slabs = Vec::with_capacity(sizes.len());
+        for &size in &sizes {
             // SAFETY: nothing refers to the memory yet.
             let made = gpu.attempt(|| unsafe { result::malloc_sync(size as usize) });
             let first = match made {
                 Ok(first) => first,
                 Err(Some(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY))) => {
                     let free = gpu.attempt(result::mem_get_info).ok();
-                    let taken: u64 = arena.slabs.iter().map(|(_, size)| size).sum();
+                    let taken: u64 = sizes[..slabs.len()].iter().sum();
                     return Err(Error::OutOfMemory {
                         device: device.to_owned(),
                         requested: usize::try_from(total).unwrap_or(usize::MAX),
@@ -79,13 +85,13 @@ impl Arena {
                 }
                 Err(error) => return gpu.call("allocating memory", || Err(error.unwrap_or(LOST))),
             };
-            let memory = DeviceMemory {
+            slabs.push(Arc::new(DeviceMemory {
                 gpu: gpu.clone(),
                 first,
-            };
-            arena.slabs.push((memory, size));
+            }));
         }
-        Ok(arena)
+        borrow_slabs(NAME, plan, shared, &mut places, &mut slabs)?;
+        Ok(Arena { slabs, sizes, places })
     }
 
     /// Returns the location of a buffer.
@@ -95,15 +101,20 @@ impl Arena {
 
     /// Returns the address of a byte of a buffer.
     pub(crate) fn address(&self, place: BufferLocation, offset: u64) -> sys::CUdeviceptr {
-        self.slabs[place.slab].0.first + place.offset + offset
+        self.slabs[place.slab].first + place.offset + offset
     }
 
-    /// Enqueues writes of zeros to all buffers.
+    /// Returns a buffer for other executables.
+    pub(crate) fn lend(&self, place: BufferLocation) -> Option<SharedBuffer> {
+        lend(&self.slabs, place)
+    }
+
+    /// Enqueues writes of zeros to all buffers that are not borrowed.
     ///
     /// # Errors
     /// Errors of the driver.
     pub(crate) fn clear(&self, stream: sys::CUstream) -> Result<(), DriverError> {
-        for (memory, size) in &self.slabs {
+        for (memory, size) in self.slabs.iter().zip(&self.sizes) {
             // SAFETY: the range is the whole allocation.
             unsafe { result::memset_d8_async(memory.first, 0, *size as usize, stream) }?;
         }

@@ -1,6 +1,6 @@
 //! Compilation of a plan on a device whose driver may reject registered kernels or measured schedules.
 
-use meganeura_core::backend::Executable;
+use meganeura_core::backend::{Executable, SharedBuffers};
 use meganeura_core::{Error, ExecutionPlan, Result};
 
 use super::custom::{self, CustomKernels, NamedDevice};
@@ -8,7 +8,7 @@ use super::device::Host;
 use super::draft::{CompileFailure, LaunchPlan};
 use crate::Class;
 
-/// Compiles the executable of a plan. If the driver rejects a schedule, it calls `refuse_schedule`, which must
+/// Compiles the executable of a plan, which may borrow `shared` buffers. If the driver rejects a schedule, it calls `refuse_schedule`, which must
 /// exclude the schedule from later calls of `draft`. If the driver rejects a registered kernel, the kernel is
 /// disabled.
 ///
@@ -17,6 +17,7 @@ use crate::Class;
 pub fn compile(
     host: &dyn Host,
     plan: &ExecutionPlan,
+    shared: &SharedBuffers,
     custom: &CustomKernels,
     draft: impl Fn() -> Result<LaunchPlan>,
     refuse_schedule: impl Fn(&Class, &Error),
@@ -28,7 +29,7 @@ pub fn compile(
     let mut refusal = None;
     loop {
         let made = draft().map_err(CompileFailure::from);
-        let unmade = match made.and_then(|draft| host.executable(plan, draft)) {
+        let unmade = match made.and_then(|draft| host.executable(plan, draft, shared)) {
             Ok(executable) => return Ok(executable),
             Err(unmade) => unmade,
         };

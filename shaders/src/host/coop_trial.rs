@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use meganeura_core::backend::SharedBuffers;
 use meganeura_core::plan::try_compile;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Error, Graph, Result};
@@ -170,7 +171,7 @@ pub fn test_coop_matmul(device: &dyn Host, config: &CoopConfig) -> Result<()> {
             choices: None,
             f16_storage: F16Storage::No,
         };
-        let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?)?;
+        let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?, &SharedBuffers::new())?;
         let words = |name: &str| operands[name].iter().map(|v| v.to_le_bytes()).collect();
         let found = run_once(&mut *executable, &plan, words)?;
         let numbers = |words: &Vec<Word>| words.iter().map(|&w| f32::from_le_bytes(w)).collect();

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use meganeura_core::backend::KernelDesc;
 use meganeura_core::backend::shader::shader_kernel;
+use meganeura_core::backend::{KernelDesc, SharedBuffers};
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Call, OpRef};
@@ -215,7 +215,7 @@ fn run(
         choices: None,
         f16_storage: F16Storage::No,
     };
-    let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?)?;
+    let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?, &SharedBuffers::new())?;
     // The outputs are filled with NaN, so that elements that a kernel skips cannot be correct by chance.
     for buffer in &plan.output_buffers {
         executable.write(*buffer, 0, &vec![0xff; plan.buffers[buffer.index()]])?;

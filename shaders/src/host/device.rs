@@ -1,8 +1,8 @@
 //! The interface that a GPU backend implements for the shared host code.
 
 use meganeura_core::ExecutionPlan;
-use meganeura_core::backend::Executable;
 use meganeura_core::backend::shader::ShaderDevice;
+use meganeura_core::backend::{Executable, SharedBuffers};
 
 use super::draft::{CompileFailure, LaunchPlan, RejectedKernel};
 use crate::Launch;
@@ -18,11 +18,17 @@ pub trait Host {
     /// Returns the device properties that registered kernels need.
     fn shader_device(&self) -> ShaderDevice;
 
-    /// Creates an executable with the kernels and the memory of a plan.
+    /// Creates an executable with the kernels and the memory of a plan. `shared` contains the buffers that the plan
+    /// borrows.
     ///
     /// # Errors
     /// The device does not have enough memory, or the driver rejects a kernel.
-    fn executable(&self, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<Box<dyn Executable>, CompileFailure>;
+    fn executable(
+        &self,
+        plan: &ExecutionPlan,
+        draft: LaunchPlan,
+        shared: &SharedBuffers,
+    ) -> Result<Box<dyn Executable>, CompileFailure>;
 
     /// Compiles labelled launches before the plans that will use them.
     ///

@@ -99,6 +99,8 @@ pub struct LaunchPlan {
     reporter: Vec<usize>,
     /// Parameters and states that a step writes before its last possible fault.
     pub saved: Vec<BufferRef>,
+    /// The `f32` buffers of the plan that are stored as `f16`.
+    pub halves: HashSet<BufferRef>,
 }
 
 impl LaunchPlan {
@@ -190,6 +192,7 @@ impl LaunchPlan {
         let titles = titles_of(plan, &compiled);
         Ok(LaunchPlan {
             compiled,
+            halves: f16_storage,
             titles,
             sizes,
             extra: ExtraBuffers {

@@ -1,6 +1,7 @@
 //! Selection of the device features that kernels use. Listed features must pass a test.
 
 use half::f16;
+use meganeura_core::backend::SharedBuffers;
 use meganeura_core::plan::try_compile;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{DType, Error, Graph, Result};
@@ -75,7 +76,7 @@ fn run(device: &dyn Host, features: Features, graph: &Graph, words: &dyn Fn(&str
         choices: None,
         f16_storage: F16Storage::No,
     };
-    let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?)?;
+    let mut executable = device.executable(&plan, LaunchPlan::of(&plan, &with)?, &SharedBuffers::new())?;
     Ok(run_once(&mut *executable, &plan, words)?.swap_remove(0))
 }
 

@@ -21,6 +21,7 @@ mod host_validated;
 mod once;
 mod places;
 mod replay;
+mod shared;
 mod staging;
 mod transfers;
 
@@ -38,5 +39,6 @@ pub use feature_trial::test_features;
 pub use once::{Word, run_once};
 pub use places::{ALIGNMENT, BufferLocation, lay_out};
 pub use replay::{Begin, Driver, Replay, Step};
+pub use shared::{borrow_slabs, borrowable, lend};
 pub use staging::copy_to_staging;
 pub use transfers::Transfer;

@@ -33,7 +33,8 @@ impl BufferLocation {
 
 /// Lays out the buffers of a [`LaunchPlan`](super::LaunchPlan) in allocations of at most `limit` bytes. Returns the
 /// sizes of the allocations and the locations of the buffers. The buffers of the plan come first. They keep the
-/// offsets of the plan if its layout fits the device. The other buffers follow.
+/// offsets of the plan if its layout fits the device. The other buffers follow. Borrowed buffers get no memory: their
+/// locations are set by [`borrow_slabs`](super::borrow_slabs).
 ///
 /// # Errors
 /// [`Error::BufferTooLarge`] for a buffer that exceeds the limit.
@@ -75,6 +76,14 @@ fn place_all(
     };
     let mut places = Vec::with_capacity(sizes.len());
     for (buffer, &bytes) in sizes.iter().enumerate() {
+        if planned.is_borrowed(BufferRef(buffer as u32)) {
+            places.push(BufferLocation {
+                slab: usize::MAX,
+                offset: 0,
+                bytes,
+            });
+            continue;
+        }
         // A buffer without elements needs no memory, but a binding needs a location with some bytes.
         if let Some(&offset) = planned_for.get(buffer).filter(|_| bytes > 0) {
             let (slab, offset) = (offset as u64 / slab_bytes, offset as u64 % slab_bytes);
@@ -124,6 +133,7 @@ mod tests {
             bytes: 1280,
             slab: Some(512),
             offsets: vec![0, 256, 512, 1280, 1024],
+            borrowed: Vec::new(),
         };
         // The fourth buffer is empty, and the last two do not belong to the plan.
         let (slabs, places) = place_all(&[256, 200, 512, 0, 256, 8, 500], &planned, 512).expect("they fit");
@@ -136,6 +146,20 @@ mod tests {
         assert_eq!(slabs, [512, 512, 512, 256, 512]);
         // The layout is for a device with a larger limit, so it is not used here.
         assert_eq!(place_all(&[256, 200, 512, 0, 256], &planned, 256), Err(2));
+    }
+
+    #[test]
+    fn borrowed_buffers_take_no_memory() {
+        let planned = MemoryLayout {
+            bytes: 256,
+            slab: None,
+            offsets: vec![256, 0],
+            borrowed: vec![BufferRef(0)],
+        };
+        let (slabs, places) = place_all(&[1000, 200, 8], &planned, 2048).expect("they fit");
+        assert_eq!(slabs.iter().sum::<u64>(), 512);
+        assert_eq!((places[0].slab, places[0].bytes), (usize::MAX, 1000));
+        assert_eq!((places[1].slab, places[1].offset), (0, 0));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use meganeura_core::Result;
-use meganeura_core::backend::{PassTiming, Ticket};
+use meganeura_core::backend::{PassTiming, SharedBuffer, SharedBuffers, Ticket};
 use meganeura_core::plan::{ExecutionPlan, check_fit};
 
 use crate::gpu::{Gpu, NAME};
@@ -39,8 +39,9 @@ pub(crate) fn open(
     device: &Handle,
     plan: &ExecutionPlan,
     draft: LaunchPlan,
+    shared: &SharedBuffers,
 ) -> Result<BladeExecutable, CompileFailure> {
-    let driver = BladeDriver::new(device, plan, &draft)?;
+    let driver = BladeDriver::new(device, plan, &draft, shared)?;
     Ok(Replay::new(driver, plan, draft)?)
 }
 
@@ -63,13 +64,18 @@ pub(crate) struct BladeDriver {
 }
 
 impl BladeDriver {
-    fn new(device: &Handle, plan: &ExecutionPlan, draft: &LaunchPlan) -> Result<Self, CompileFailure> {
+    fn new(
+        device: &Handle,
+        plan: &ExecutionPlan,
+        draft: &LaunchPlan,
+        shared: &SharedBuffers,
+    ) -> Result<Self, CompileFailure> {
         let gpu = device.gpu();
         check_fit(plan, draft.workspace_bytes(), device.capabilities())?;
         let pipelines = device.pipelines().of(gpu, &draft.labelled(plan));
         let pipelines = pipelines.map_err(|refused| draft.unmade(plan, refused))?;
         let limit = device.limits().buffer_bytes;
-        let arena = Arena::new(gpu, device.name(), &draft.sizes, plan, limit)?;
+        let arena = Arena::new(gpu, device.name(), (&draft.sizes, limit), plan, shared)?;
         let segments = ready(draft, plan, pipelines, &arena)?;
         let tags = segments
             .iter()
@@ -116,6 +122,10 @@ impl Driver for BladeDriver {
 
     fn staged(&self) -> usize {
         self.staged
+    }
+
+    fn lend(&self, place: BufferLocation) -> Option<SharedBuffer> {
+        self.arena.lend(place)
     }
 
     fn begin(&mut self, frame: usize, begin: Begin) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Tests of transfers in pieces, and of steps in parts.
 
-use meganeura_core::backend::{Backend, Executable as _, StepArgs};
+use meganeura_core::backend::{Backend, Executable as _, SharedBuffers, StepArgs};
 use meganeura_core::config::Config;
 use meganeura_core::plan::compile_for;
 use meganeura_core::{ExecutionPlan, Graph};
@@ -37,7 +37,7 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
         f16_storage: F16Storage::No,
     };
     let draft = LaunchPlan::of(&plan, &with).expect("kernels");
-    let executable = super::open(device.handle(), &plan, draft).expect("an executable");
+    let executable = super::open(device.handle(), &plan, draft, &SharedBuffers::new()).expect("an executable");
     Some((plan, executable))
 }
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use meganeura_core::backend::{Backend, Device};
+use meganeura_core::backend::{Backend, Device, SharedBuffers};
 use meganeura_core::config::Config;
 use meganeura_core::graph::Graph;
 use meganeura_core::ops::Conv2dOptions;
@@ -584,7 +584,8 @@ fn the_usual_ways_are_right() {
             f16_storage: F16Storage::No,
         };
         let draft = LaunchPlan::of(&plan, &with).expect("kernels");
-        let mut executable = executable::open(device.handle(), &plan, draft).expect("it compiles");
+        let mut executable =
+            executable::open(device.handle(), &plan, draft, &SharedBuffers::new()).expect("it compiles");
         let words = |name: &str| {
             let values = fill(name, size(name).numel()).into_iter();
             values.map(|v| (v as f32).to_le_bytes()).collect()

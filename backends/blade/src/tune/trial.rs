@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use meganeura_core::backend::{Executable as _, StepArgs};
+use meganeura_core::backend::{Executable as _, SharedBuffers, StepArgs};
 use meganeura_core::calibration::warm_up;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::plan::{BufferRef, Dispatch, ExecutionPlan, try_compile};
@@ -121,7 +121,7 @@ impl<'a> Trial<'a> {
         };
         let mut draft = LaunchPlan::of(&self.plan, &with)?;
         draft.differ(self.codes);
-        let made = executable::open(self.device, &self.plan, draft);
+        let made = executable::open(self.device, &self.plan, draft, &SharedBuffers::new());
         let mut executable = made.map_err(Error::from)?;
         if !(usual || forced.used.get()) {
             return Err(Error::backend(NAME, "no kernel can be generated"));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::{result, sys};
-use meganeura_core::backend::{DeviceBuffer, PassTiming, Ticket};
+use meganeura_core::backend::{DeviceBuffer, PassTiming, SharedBuffer, SharedBuffers, Ticket};
 use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
 use meganeura_core::{Error, Result};
 use meganeura_shaders::host::{
@@ -44,8 +44,13 @@ pub(crate) type CudaExecutable = Replay<CudaDriver>;
 ///
 /// # Errors
 /// Not enough memory; kernels that the compiler or the driver rejects.
-pub(crate) fn open(device: &Handle, plan: &ExecutionPlan, draft: LaunchPlan) -> Result<CudaExecutable, CompileFailure> {
-    let driver = CudaDriver::new(device, plan, &draft)?;
+pub(crate) fn open(
+    device: &Handle,
+    plan: &ExecutionPlan,
+    draft: LaunchPlan,
+    shared: &SharedBuffers,
+) -> Result<CudaExecutable, CompileFailure> {
+    let driver = CudaDriver::new(device, plan, &draft, shared)?;
     Ok(Replay::new(driver, plan, draft)?)
 }
 
@@ -93,7 +98,12 @@ pub(crate) struct CudaDriver {
 }
 
 impl CudaDriver {
-    fn new(device: &Handle, plan: &ExecutionPlan, draft: &LaunchPlan) -> Result<Self, CompileFailure> {
+    fn new(
+        device: &Handle,
+        plan: &ExecutionPlan,
+        draft: &LaunchPlan,
+        shared: &SharedBuffers,
+    ) -> Result<Self, CompileFailure> {
         let gpu = device.gpu();
         // Two more buffers follow the buffers of the draft: the scalar block of kernels, and a table of the numbers
         // from 0 on.
@@ -115,7 +125,7 @@ impl CudaDriver {
         });
         let kernels = device.kernels().of(gpu, &requests.collect::<Vec<_>>());
         let kernels = kernels.map_err(|refused| draft.unmade(plan, refused))?;
-        let arena = Arena::new(gpu, device.name(), &sizes, plan, device.buffer_bytes())?;
+        let arena = Arena::new(gpu, device.name(), (&sizes, device.buffer_bytes()), plan, shared)?;
         let missing = || Error::plan("a workspace has no place");
         let extras = ExtraBindings {
             scalars: arena.place(draft.sizes.len()).ok_or_else(missing)?,
@@ -169,6 +179,10 @@ impl Driver for CudaDriver {
 
     fn staged(&self) -> usize {
         STAGED
+    }
+
+    fn lend(&self, place: BufferLocation) -> Option<SharedBuffer> {
+        self.arena.lend(place)
     }
 
     fn begin(&mut self, frame: usize, begin: Begin) -> Result<()> {

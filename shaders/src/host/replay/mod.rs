@@ -4,14 +4,18 @@
 //! wait for the next submission, results that the host is expected to read, and the rollback of steps with a fault. A
 //! backend implements [`Driver`], which records and submits the work.
 
+mod driver;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use meganeura_core::backend::{DeviceBuffer, Executable, PassTiming, StepArgs, StepStats, Ticket};
+use meganeura_core::backend::{DeviceBuffer, Executable, PassTiming, SharedBuffer, StepArgs, StepStats, Ticket};
 use meganeura_core::plan::{BufferRef, ExecutionPlan};
 use meganeura_core::{Error, Result};
+
+pub use driver::{Begin, Driver, Step};
 
 use super::draft::{ExtraBuffers, FRAMES, LaunchPlan};
 use super::faults::{Faults, Reporter, SavedRange, fault_in, report_bytes};
@@ -22,122 +26,6 @@ use super::transfers::{Copy, MAX_EXPECTED, PendingWrites, Transfer, place_expect
 /// Minimum number of bytes of a write that is submitted at once. Smaller writes wait for the next submission, because a
 /// submission of its own takes longer than the copy that it saves.
 const DIRECT: usize = 8 << 20;
-
-/// The device operations that [`Replay`] needs.
-///
-/// At most [`FRAMES`] submissions are in flight. Each of them is a *frame*, with its own staging memory. A submission
-/// is recorded by [`begin`](Driver::begin), then [`clear`](Driver::clear), [`launch`](Driver::launch) or
-/// [`download`](Driver::download), and [`submit`](Driver::submit). Submissions run in their order. A frame begins
-/// again only after [`wait`](Driver::wait).
-pub trait Driver: Send {
-    /// Name of the backend in errors.
-    const NAME: &'static str;
-    /// Number of scalars that the driver receives by [`Begin::scalars`]. Further scalars are written to the buffer
-    /// [`ExtraBuffers::scalars`].
-    const SCALARS: usize;
-
-    /// Checks that the device was not lost in an earlier call.
-    ///
-    /// # Errors
-    /// A lost device.
-    fn check(&self) -> Result<()>;
-
-    /// Returns the location of a buffer of the launch plan. `buffer` is an index in [`LaunchPlan::sizes`].
-    fn place(&self, buffer: usize) -> Option<BufferLocation>;
-
-    /// Returns the maximum number of bytes per copy between host and device. When the collected writes reach it, they
-    /// are submitted without a step.
-    fn staged(&self) -> usize;
-
-    /// Starts a submission of a free frame. It first rolls back a step, then copies the writes of the host.
-    ///
-    /// # Errors
-    /// Not enough memory; errors of the device.
-    fn begin(&mut self, frame: usize, begin: Begin) -> Result<()>;
-
-    /// Records writes of zeros to all buffers. If the driver has tables of its own, it writes them afterwards.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn clear(&mut self, frame: usize) -> Result<()>;
-
-    /// Records the launches of a step. It first copies the data that a rollback of the step restores.
-    ///
-    /// A driver may submit a measured step in parts. Returns the number of submissions before the current one.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn launch(&mut self, frame: usize, step: &Step) -> Result<u64>;
-
-    /// Records copies to the staging memory of the frame, of which `bytes` bytes are used.
-    ///
-    /// # Errors
-    /// Not enough memory; errors of the device.
-    fn download(&mut self, frame: usize, bytes: u64, copies: &[Transfer]) -> Result<()>;
-
-    /// Submits the recorded work.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn submit(&mut self, frame: usize) -> Result<()>;
-
-    /// Waits for the last submission of a frame, and reads the times of its passes if they are measured. Does nothing
-    /// if no submission is in flight.
-    ///
-    /// # Errors
-    /// A lost device.
-    fn wait(&mut self, frame: usize) -> Result<()>;
-
-    /// Reads bytes of the staging memory to which a completed submission copied results.
-    fn downloaded(&self, frame: usize, offset: u64, bytes: &mut [u8]);
-
-    /// Returns the measured passes since the last call.
-    fn take_timings(&mut self) -> Vec<PassTiming>;
-
-    /// Returns the total time of the launches of a measured step. Returns `None` if it is not the last measured step.
-    fn spent_on(&self, step: Ticket) -> Option<std::time::Duration>;
-
-    /// Returns the address of a buffer. Returns `None` if the device has no addresses.
-    fn device_buffer(&self, place: BufferLocation) -> Option<DeviceBuffer> {
-        let _ = place;
-        None
-    }
-
-    /// Implements [`Executable::signal_when_done`] for groups of locations. No submission is in flight.
-    ///
-    /// # Errors
-    /// Errors of the device.
-    fn signal_when_done(&mut self, groups: &[Vec<BufferLocation>]) -> Result<Option<Vec<u64>>> {
-        let _ = groups;
-        Ok(None)
-    }
-}
-
-/// The work at the beginning of a submission.
-pub struct Begin<'a> {
-    /// Fault report to clear, and data to restore, if a step is rolled back.
-    pub undo: Option<(BufferLocation, &'a [SavedRange])>,
-    /// Data of the writes, to be copied to staging memory.
-    pub bytes: &'a [u8],
-    /// Writes of the host, in order. Their host offsets refer to `bytes`.
-    pub writes: &'a [Transfer],
-    /// The first scalars of the session, 4 bytes each, if they have changed since the last submission.
-    pub scalars: Option<&'a [u8]>,
-    /// `true` if the passes of this submission are measured.
-    pub measured: bool,
-}
-
-/// A step to launch.
-pub struct Step<'a> {
-    /// Segments of the plan, in order.
-    pub segments: &'a [usize],
-    /// Data that a rollback of the step restores.
-    pub saved: &'a [SavedRange],
-    /// Ticket of the step if it is submitted as a whole. Each earlier part increases it by 1.
-    pub ticket: Ticket,
-    /// `true` if the passes of this step are measured.
-    pub measured: bool,
-}
 
 /// The common state of a frame.
 struct Frame {
@@ -177,6 +65,8 @@ pub struct Replay<D: Driver> {
     scalars: Scalars,
     profiling: bool,
     reporters: Vec<Reporter>,
+    /// Buffers that are stored as `f16` instead of `f32`.
+    halves: HashSet<BufferRef>,
     host_validated: HostValidated,
     /// Parameters and states that a step writes while a fault can still occur.
     exposed: Vec<BufferRef>,
@@ -213,6 +103,7 @@ impl<D: Driver> Replay<D> {
             },
             profiling: false,
             reporters: draft.reporters,
+            halves: draft.halves,
             host_validated: HostValidated::of(plan),
             exposed: draft.saved,
             faults: Faults::default(),
@@ -252,10 +143,11 @@ impl<D: Driver> Replay<D> {
         self.begin(false)?;
         self.driver.clear(self.current)?;
         self.submit(0)?;
-        for (buffer, data) in plan.constants() {
+        let own = |buffer: BufferRef| !plan.memory.is_borrowed(buffer);
+        for (buffer, data) in plan.constants().filter(|(buffer, _)| own(*buffer)) {
             self.write(buffer, 0, &data)?;
         }
-        for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0) {
+        for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0 && own(s.buffer)) {
             let words = plan.buffers[state.buffer.index()] / size_of::<f32>();
             let bytes = state.fill.to_le_bytes().repeat(words);
             self.write(state.buffer, 0, &bytes)?;
@@ -525,6 +417,21 @@ impl<D: Driver> Executable for Replay<D> {
             self.flush()?;
         }
         Ok(found)
+    }
+
+    fn share(&mut self, buffers: &[BufferRef]) -> Result<Vec<Option<SharedBuffer>>> {
+        if !self.writes.copies.is_empty() {
+            self.flush()?;
+        }
+        self.finish_all()?;
+        self.tell()?;
+        let share = |buffer: &BufferRef| {
+            let (place, _) = self.place(*buffer, 0, 0)?;
+            // Other plans read these numbers in full precision.
+            let is_plain = !self.halves.contains(buffer) && self.scalars.number(*buffer).is_none();
+            Ok(if is_plain { self.driver.lend(place) } else { None })
+        };
+        buffers.iter().map(share).collect()
     }
 
     fn signal_when_done(&mut self, groups: &[Vec<BufferRef>]) -> Result<Option<Vec<u64>>> {
