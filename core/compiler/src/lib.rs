@@ -11,6 +11,7 @@
 //! | [`optimize`] | the passes over a graph in their order, each usable separately |
 //! | [`mod@compile`] | compilation of an optimized graph to a plan |
 //! | [`builder`] | all stages in one call |
+//! | [`model`] | models for inference with inputs of any size, used by several threads |
 //!
 //! The graph, autodiff, plans and sessions are in `meganeura-core`: backends and layers do not need
 //! this crate.
@@ -21,6 +22,7 @@ pub mod cluster;
 pub mod compile;
 pub mod link;
 mod measure;
+pub mod model;
 pub mod optimize;
 pub mod rewrite;
 
@@ -30,4 +32,5 @@ pub use builder::{
 };
 pub use measure::measure_rates;
 pub use meganeura_core::mode::Mode;
+pub use model::{InferenceModel, InputShapes, ModelOptions};
 pub use optimize::OptimizeReport;

@@ -23,7 +23,7 @@ use meganeura_core::plan::optimizer::{Update, attach};
 use meganeura_core::plan::{BuildKey, ExecutionPlan, MemoryBudget, compile_at};
 use meganeura_core::precision::Precision;
 use meganeura_core::select;
-use meganeura_core::session::Session;
+use meganeura_core::session::{Session, SharedWeights};
 
 pub use config::SessionConfig;
 pub use functions::{build, build_inference_session, build_session, build_session_cached, build_session_with_report};
@@ -57,6 +57,8 @@ pub struct Builder {
     settings: SessionConfig,
     /// An open device, instead of a selector.
     device: Option<Arc<dyn Device>>,
+    /// Weights of another session.
+    weights: Option<SharedWeights>,
 }
 
 impl fmt::Debug for Builder {
@@ -71,7 +73,10 @@ impl fmt::Debug for Builder {
 
 impl From<SessionConfig> for Builder {
     fn from(settings: SessionConfig) -> Self {
-        Builder { settings, device: None }
+        Builder {
+            settings,
+            ..Builder::default()
+        }
     }
 }
 
@@ -97,6 +102,16 @@ impl Builder {
     #[must_use]
     pub fn device(mut self, selector: impl Into<String>) -> Self {
         self.settings.device = Some(selector.into());
+        self
+    }
+
+    /// Sets the weights of another session. The new session uses them without a copy ([`Session::share_weights`]), and is
+    /// built on their device. A selector has no effect then.
+    ///
+    /// [`Session::unshared`] lists the parameters that could not be shared. They need values before the first step.
+    #[must_use]
+    pub fn weights(mut self, weights: &SharedWeights) -> Self {
+        self.weights = Some(weights.clone());
         self
     }
 
@@ -197,22 +212,25 @@ impl Builder {
     /// scale that is not a power of two; a path for the plan that names another kind of file.
     pub fn build(self, graph: &Graph) -> Result<(Session, OptimizeReport)> {
         let _span = tracing::debug_span!("build").entered();
-        let debug = self.settings.debug.clone();
-        let debug = debug.map_or_else(DebugOptions::from_environment, Ok)?;
-        let optimizer = self.settings.optimizer.clone();
+        if self.weights.is_some() && self.settings.mode != Mode::Inference {
+            return Err(Error::misuse(
+                "a session with shared weights cannot train",
+                "build it for inference, with `Builder::inference`",
+            ));
+        }
         let start = Instant::now();
-        let opened = self.open(graph)?;
+        let opened = self.clone().open(graph)?;
         let (opening, planned) = (start.elapsed(), Instant::now());
         let (plan, report) = opened.plan(graph)?;
         let (planning, prepared, dispatches) = (planned.elapsed(), Instant::now(), plan.dispatches.len());
-        let mut session = Session::debugged(opened.device, plan, debug)?;
+        let mut session = self.session(plan, &opened.device)?;
         log::info!(
             "built: device {:.1} ms, plan of {dispatches} dispatches {:.1} ms, kernels and memory {:.1} ms",
             1e3 * opening.as_secs_f64(),
             1e3 * planning.as_secs_f64(),
             1e3 * prepared.elapsed().as_secs_f64()
         );
-        if let Some(optimizer) = optimizer {
+        if let Some(optimizer) = self.settings.optimizer {
             session.adopt_optimizer(optimizer);
         }
         Ok((session, report))
@@ -227,26 +245,81 @@ impl Builder {
         self.open(graph)?.plan(graph)
     }
 
-    /// Opens the device, and combines the settings.
-    fn open(self, graph: &Graph) -> Result<ResolvedBuild> {
-        // Verify the graph first: its errors should not need a device.
-        graph.verify()?;
-        let Builder { settings, device } = self;
-        let config = match (settings.config, &device) {
-            (Some(config), _) => config,
+    /// Creates the session of a plan that this builder has made.
+    pub(crate) fn session(&self, plan: ExecutionPlan, device: &Arc<dyn Device>) -> Result<Session> {
+        let debug = self.settings.debug.clone();
+        let debug = debug.map_or_else(DebugOptions::from_environment, Ok)?;
+        match &self.weights {
+            Some(weights) => Session::debugged_with(plan, weights, debug),
+            None => Session::debugged(device.clone(), plan, debug),
+        }
+    }
+
+    /// Opens the device and reads the configuration, so that all sessions of the builder are on the same open device.
+    /// Also returns the device.
+    ///
+    /// # Errors
+    /// A device that cannot be selected or opened; a wrong configuration file.
+    pub fn opened(self) -> Result<(Self, Arc<dyn Device>)> {
+        let (device, config) = self.device_and_config()?;
+        let opened = Builder {
+            settings: SessionConfig {
+                device: None,
+                config: Some(config),
+                ..self.settings
+            },
+            device: Some(device.clone()),
+            weights: self.weights,
+        };
+        Ok((opened, device))
+    }
+
+    /// Sets another file for the plan, with a name that also contains `part`, if there is one.
+    pub(crate) fn cache_part(mut self, part: &str) -> Self {
+        if let Some(path) = &mut self.settings.cache {
+            let mut name = path.file_stem().unwrap_or_default().to_owned();
+            name.push(format!("-{part}"));
+            if let Some(extension) = path.extension() {
+                name.push(".");
+                name.push(extension);
+            }
+            path.set_file_name(name);
+        }
+        self
+    }
+
+    fn device_and_config(&self) -> Result<(Arc<dyn Device>, Config)> {
+        let config = match (&self.settings.config, &self.device) {
+            (Some(config), _) => config.clone(),
             (None, Some(_)) => Config::default(),
             (None, None) => Config::load()?,
         };
-        let device = match (device, &settings.device) {
-            (Some(_), Some(selector)) => {
+        let device = match (&self.device, &self.settings.device, &self.weights) {
+            (Some(_), Some(selector), _) => {
                 return Err(Error::misuse(
                     format!("the builder has both an open device and the selector '{selector}'"),
                     "use `Builder::on(device)` without `.device(..)`, or `Builder::new().device(..)`",
                 ));
             }
-            (Some(device), None) => device,
-            (None, _) => select::select(settings.device.as_deref(), &config)?.open(&config)?,
+            (Some(device), None, Some(weights)) if !Arc::ptr_eq(weights.device(), device) => {
+                return Err(Error::misuse(
+                    "the builder has an open device, and weights of a session on another device",
+                    "build the session on the device of the weights, `weights.device()`",
+                ));
+            }
+            (Some(device), None, _) => device.clone(),
+            (None, _, Some(weights)) => weights.device().clone(),
+            (None, selector, None) => select::select(selector.as_deref(), &config)?.open(&config)?,
         };
+        Ok((device, config))
+    }
+
+    /// Opens the device, and combines the settings.
+    fn open(self, graph: &Graph) -> Result<ResolvedBuild> {
+        // Verify the graph first: its errors should not need a device.
+        graph.verify()?;
+        let (device, config) = self.device_and_config()?;
+        let settings = self.settings;
         let mut rewrite = settings.rewrite.unwrap_or(config.rewrite);
         rewrite.memory_budget = settings.memory_budget.or(rewrite.memory_budget);
         rewrite.precision = settings.precision.or(rewrite.precision);
