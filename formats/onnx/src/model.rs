@@ -175,6 +175,7 @@ impl Model {
             issues,
             notes: Vec::new(),
             labels: Vec::new(),
+            assumed: Vec::new(),
             estimate: None,
         }
     }

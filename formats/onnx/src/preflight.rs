@@ -1,14 +1,42 @@
 //! Reports of all issues that an import would encounter.
 
+use std::collections::BTreeSet;
+
 use meganeura_core::graph::{Graph, NodeKind};
 
+use crate::error::{Issue, IssueKind};
 use crate::import::{ImportOptions, try_import};
 use crate::model::Model;
 use crate::port::Dim;
 use crate::report::{Estimate, Report};
 
-/// Returns the report of a model without building it for a device.
+/// Sizes of open dimensions to try, in this order: a batch of one, a few tokens, an image.
+const TRIED: [usize; 5] = [1, 2, 16, 224, 640];
+
+/// Returns the report of a model without building it for a device. If open dimensions without a size are the only obstacle,
+/// the model is checked with sizes that it accepts.
 pub(crate) fn preflight(model: &Model, options: &ImportOptions) -> Report {
+    let report = preflight_with(model, options);
+    let is_open = |issue: &Issue| issue.kind == IssueKind::UnboundDimension;
+    if report.issues.is_empty() || !report.issues.iter().all(is_open) {
+        return report;
+    }
+    let open: BTreeSet<String> = report.issues.iter().map(|issue| issue.place.clone()).collect();
+    for size in TRIED {
+        let mut with_sizes = options.clone();
+        for name in &open {
+            with_sizes.dims = with_sizes.dims.bind(name, size);
+        }
+        let mut tried = preflight_with(model, &with_sizes);
+        if tried.is_supported() {
+            tried.assumed = open.into_iter().map(|name| (name, size)).collect();
+            return tried;
+        }
+    }
+    report
+}
+
+fn preflight_with(model: &Model, options: &ImportOptions) -> Report {
     let (import, issues) = try_import(model, options);
     let mut report = model.report(issues);
     if let Some(import) = import.filter(|_| report.issues.is_empty()) {

@@ -26,6 +26,9 @@ pub struct Report {
     pub notes: Vec<String>,
     /// Labels of the results that are strings or maps in the model.
     pub labels: Vec<OutputLabels>,
+    /// Open dimensions without a size, and the size with which the model was checked: it can be imported with this size.
+    /// When the model runs, its inputs determine the sizes.
+    pub assumed: Vec<(String, usize)>,
     /// Required resources, if the model can be imported.
     pub estimate: Option<Estimate>,
 }
@@ -85,6 +88,18 @@ impl fmt::Display for Report {
         }
         for note in &self.notes {
             writeln!(f, "  note   {note}")?;
+        }
+        if !self.assumed.is_empty() {
+            let sizes: Vec<String> = self
+                .assumed
+                .iter()
+                .map(|(name, size)| format!("{name} = {size}"))
+                .collect();
+            writeln!(
+                f,
+                "  open dimensions, which the inputs determine: checked with {}",
+                sizes.join(", ")
+            )?;
         }
         if let Some(e) = &self.estimate {
             writeln!(

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use meganeura_compiler::{Builder, OptimizeReport};
-use meganeura_core::Session;
+use meganeura_core::{Session, SharedWeights};
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
@@ -208,6 +208,23 @@ impl Runner {
             Plan::Whole(whole) => &mut whole.session,
             Plan::Staged { staged, .. } => staged.last_session(),
         }
+    }
+
+    /// Shares the weights with other runners of the model ([`Builder::weights`]). Returns `None` if the device does not
+    /// share memory between sessions, or if the model runs in stages.
+    ///
+    /// # Errors
+    /// Those of [`Session::share_weights`].
+    pub fn share_weights(&mut self) -> Result<Option<SharedWeights>> {
+        match &mut self.plan {
+            Plan::Whole(whole) => Ok(whole.session.share_weights_if_supported()?),
+            Plan::Staged { .. } => Ok(None),
+        }
+    }
+
+    /// Returns the positions of the inputs that became constants, because they determine shapes.
+    pub(crate) fn deciding_inputs(&self) -> Vec<usize> {
+        self.constants.iter().map(|(at, _)| *at).collect()
     }
 
     /// Returns the number of stages in which the model runs. It is 1 unless shapes depend on computed data.

@@ -102,7 +102,8 @@ impl Import {
         with_code(&self.graph, &self.guards)
     }
 
-    /// Sets the parameters of a session of the graph. Parameters that rewriting removed from the plan are ignored.
+    /// Sets the parameters of a session of the graph. Parameters that rewriting removed from the plan are ignored, and
+    /// so are parameters that the session shares with another one.
     ///
     /// # Errors
     /// The same errors as [`Session::try_set_parameter_bytes`].
@@ -113,7 +114,9 @@ impl Import {
             .into_iter()
             .map(|p| p.name.clone())
             .collect();
-        for parameter in self.parameters.iter().filter(|p| planned.contains(&p.name)) {
+        let own = |name: &String| planned.contains(name) && !session.shares_parameter(name);
+        let own: Vec<&Parameter> = self.parameters.iter().filter(|p| own(&p.name)).collect();
+        for parameter in own {
             let bytes = parameter.tensor.graph_bytes().map_err(Error::Input)?;
             session.try_set_parameter_bytes(&parameter.name, &bytes)?;
         }

@@ -5,3 +5,5 @@ mod document;
 mod export;
 mod fixtures;
 mod ml;
+mod shared;
+mod tokio_server;

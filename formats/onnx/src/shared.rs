@@ -1,0 +1,171 @@
+//! Models that several threads run, with inputs of any size.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use meganeura_compiler::Builder;
+use meganeura_compiler::model::{Contexts, Running, Workers, default_contexts};
+use meganeura_core::SharedWeights;
+
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::runner::Runner;
+use crate::tensor::Tensor;
+
+/// A model that any number of threads run at the same time, with inputs of any size. Clones are the same model.
+///
+/// The first run with new shapes imports the model and compiles a plan; later runs use both again. All runs share the
+/// weights on the device, unless the device does not share memory between sessions, or the model runs in stages.
+///
+/// ```no_run
+/// use meganeura_compiler::Builder;
+/// use meganeura_onnx::{Model, SharedRunner, Tensor};
+///
+/// # fn main() -> meganeura_onnx::Result<()> {
+/// let runner = SharedRunner::new(&Model::load("model.onnx")?, &Builder::new())?;
+/// std::thread::scope(|scope| {
+///     for batch in 1..=8 {
+///         let runner = runner.clone();
+///         scope.spawn(move || runner.run(&[Tensor::f32(&[batch, 4], vec![0.5; batch * 4])]));
+///     }
+/// });
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct SharedRunner {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    model: Model,
+    constants: HashMap<String, Tensor>,
+    builder: Builder,
+    weights: OnceLock<SharedWeights>,
+    /// Held while the first runner is made, whose weights later runners share.
+    first: Mutex<()>,
+    /// Inputs whose values decide shapes, by position. Known after the first runner was made.
+    deciding: OnceLock<Vec<usize>>,
+    contexts: Contexts<Key, Runner>,
+    workers: Workers,
+}
+
+/// The properties of inputs that a runner is made for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    dims: Vec<Vec<usize>>,
+    /// Integers of the inputs that decide shapes; their bits if they are not integers.
+    values: Vec<Vec<u64>>,
+}
+
+impl SharedRunner {
+    /// Creates a runner of a model. The builder selects the device and the options, as for [`Runner::new`].
+    ///
+    /// # Errors
+    /// Errors of opening the device.
+    pub fn new(model: &Model, builder: &Builder) -> Result<Self> {
+        SharedRunner::with_constants(model, HashMap::new(), builder)
+    }
+
+    /// Creates a runner with constants for some inputs, as [`Runner::with_constants`] does. `run` then takes the remaining inputs.
+    ///
+    /// # Errors
+    /// Errors of opening the device.
+    pub fn with_constants(model: &Model, constants: HashMap<String, Tensor>, builder: &Builder) -> Result<Self> {
+        let (builder, _) = builder.clone().inference().opened()?;
+        let contexts = default_contexts();
+        Ok(SharedRunner {
+            inner: Arc::new(Inner {
+                model: model.clone(),
+                constants,
+                builder,
+                weights: OnceLock::new(),
+                first: Mutex::default(),
+                deciding: OnceLock::new(),
+                contexts: Contexts::new(contexts),
+                workers: Workers::new(contexts),
+            }),
+        })
+    }
+
+    /// Returns the model.
+    pub fn model(&self) -> &Model {
+        &self.inner.model
+    }
+
+    /// Returns the number of bytes of weights that all runs share: 0 before the first run, and if runs cannot share them.
+    pub fn shared_bytes(&self) -> usize {
+        self.inner.weights.get().map_or(0, SharedWeights::bytes)
+    }
+
+    /// Runs the model on the calling thread, on inputs in the order of [`Model::inputs`], without constants.
+    ///
+    /// # Errors
+    /// Those of [`Runner::for_inputs`] for new shapes, and of [`Runner::run`].
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+        let inner = &*self.inner;
+        if inner.deciding.get().is_none() {
+            // One thread makes the first runner. Meanwhile, other threads wait for its weights.
+            let _first = inner.first.lock().unwrap_or_else(PoisonError::into_inner);
+            if inner.deciding.get().is_none() {
+                let runner = inner.first_runner(inputs)?;
+                inner.contexts.add(inner.key(inputs), runner);
+            }
+        }
+        let mut runner = inner.contexts.get(&inner.key(inputs), || inner.runner(inputs))?;
+        runner.run(inputs)
+    }
+
+    /// Runs the model on another thread, and returns a future of its outputs. Any executor can await it. Runs begin in
+    /// the order of the calls. If the future is dropped before its run begins, it is not run.
+    pub fn run_async(&self, inputs: Vec<Tensor>) -> Running<Vec<Tensor>, Error> {
+        let runner = self.clone();
+        self.inner.workers.run(move || runner.run(&inputs))
+    }
+}
+
+impl Inner {
+    /// Makes the first runner and shares its weights.
+    fn first_runner(&self, inputs: &[Tensor]) -> Result<Runner> {
+        let mut runner = Runner::with_constants(&self.model, inputs, &self.constants, &self.builder)?;
+        if let Some(weights) = runner.share_weights()? {
+            let _ = self.weights.set(weights);
+        }
+        let _ = self.deciding.set(runner.deciding_inputs());
+        Ok(runner)
+    }
+
+    fn runner(&self, inputs: &[Tensor]) -> Result<Runner> {
+        let builder = match self.weights.get() {
+            Some(weights) => self.builder.clone().weights(weights),
+            None => self.builder.clone(),
+        };
+        Runner::with_constants(&self.model, inputs, &self.constants, &builder)
+    }
+
+    fn key(&self, inputs: &[Tensor]) -> Key {
+        let deciding = self.deciding.get().into_iter().flatten();
+        let values = deciding.filter_map(|&at| inputs.get(at)).map(bits);
+        Key {
+            dims: inputs.iter().map(|tensor| tensor.dims().to_vec()).collect(),
+            values: values.collect(),
+        }
+    }
+}
+
+fn bits(tensor: &Tensor) -> Vec<u64> {
+    match tensor.ints() {
+        Some(ints) => ints.iter().map(|&value| value as u64).collect(),
+        None => tensor.to_f64().iter().map(|value| value.to_bits()).collect(),
+    }
+}
+
+impl fmt::Debug for SharedRunner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedRunner")
+            .field("contexts", &self.inner.contexts.len())
+            .field("shared_bytes", &self.shared_bytes())
+            .finish_non_exhaustive()
+    }
+}
