@@ -113,8 +113,10 @@ pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
 pub use task::{Preprocessing, Task};
 
 use crate::data::{RawTable, TableFormat, TableReadOptions, TableRows, TableSchema, TextEncoding, read_images};
+use crate::models::FEATURES;
 use crate::trainer::Trainer;
 use architecture::Leaf;
+use meganeura_compiler::{Builder, InferenceModel, InputShapes};
 use meganeura_core::files::prepare_folder;
 use meganeura_core::{Graph, Session};
 
@@ -379,6 +381,30 @@ impl Model {
     /// 0.
     pub fn predictor(&self, options: &PredictorOptions) -> Result<Predictor, ModelError> {
         Predictor::new(self, options)
+    }
+
+    /// Builds a model that any number of threads run at the same time, with batches of any size: the input and the result
+    /// are those of [`Model::graph`].
+    ///
+    /// # Errors
+    /// [`ModelError::Core`] for a device that cannot be opened or lacks memory.
+    pub fn inference_model(&self, builder: Builder) -> Result<InferenceModel, ModelError> {
+        let core = |error: ModelError| match error {
+            ModelError::Core(error) => error,
+            other => meganeura_core::Error::misuse(other.to_string(), "check the shape of the input"),
+        };
+        let (architecture, task) = (self.architecture.clone(), self.task.clone());
+        let scale = self.preprocessing.scale().cloned();
+        let mut one = vec![1];
+        one.extend(self.architecture.feature_shape());
+        let make = move |shapes: &InputShapes| {
+            let batch = shapes.dim(FEATURES, 0)?;
+            architecture
+                .prediction_graph(batch, scale.as_ref(), &task)
+                .map_err(core)
+        };
+        let set = |session: &mut Session| self.load_into(session).map_err(core);
+        Ok(InferenceModel::new(builder, &[(FEATURES, &one)], make, set)?)
     }
 }
 

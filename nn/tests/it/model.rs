@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::{config, head};
+use meganeura_compiler::Builder;
+use meganeura_core::Tensor;
 use meganeura_core::files::sha256;
 use meganeura_nn::data::{Dataset, Standardiser, digits_split};
 use meganeura_nn::layers::Activation;
@@ -562,4 +564,29 @@ fn no_sizes_of_an_architecture_panic() {
         let _ = architecture.training_graph(batch, Loss::Regression);
     }
     assert!(built > 300, "{built}");
+}
+
+// ---- any batch size --------------------------------------------------------------------------------------
+
+#[test]
+fn a_model_serves_batches_of_any_size() {
+    let (model, _, [raw, _]) = trained(Architecture::cnn([1, 8, 8], 10), 320, 1);
+    let served = model.inference_model(Builder::new().device("cpu")).expect("builds");
+    let mut predictor = model.predictor(&options(4)).expect("builds");
+    let expected = predictor.predict(&Features::from(&head(&raw, 7))).expect("predicts");
+    for batch in [1, 3, 7] {
+        let x = Tensor::f32(&[batch, 1, 8, 8], &raw.features()[..batch * 64]).expect("small");
+        let found = served.run(&[("x", &x)]).expect("it runs").remove(0).to_f32();
+        for (row, prediction) in found.chunks_exact(10).zip(&expected) {
+            let Prediction::Class { probabilities, .. } = prediction else {
+                panic!("a classifier");
+            };
+            for (a, b) in row.iter().zip(probabilities) {
+                assert!((f64::from(*a) - b).abs() < 1e-5, "{a} and {b}");
+            }
+        }
+    }
+    let flat = Tensor::f32(&[1, 64], &[0.0; 64]).expect("small");
+    let error = served.run(&[("x", &flat)]).expect_err("another shape").to_string();
+    assert!(error.contains("[1, 1, 8, 8]") && error.contains("[1, 64]"), "{error}");
 }
