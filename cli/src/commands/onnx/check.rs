@@ -19,6 +19,8 @@ Examples:
   meganeura check detector.onnx --against reference --device cpu
   meganeura check --operators > onnx.md
 
+Open (dynamic) dimensions need no --dim: the model is then checked with a size that it accepts, and the report names it.
+
 Exit code: 0 if the model can run, 2 if its file is broken, 3 if it contains something unsupported, 1 for other errors and if \
 results differ from those of --against.";
 

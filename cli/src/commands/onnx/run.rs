@@ -1,10 +1,12 @@
 //! Command `meganeura run`.
 
+use std::panic::resume_unwind;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Instant;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
 
-use meganeura::onnx::{LabelKind, Model, OutputLabels, Runner, Tensor, TensorInfo};
+use meganeura::onnx::{LabelKind, Model, OutputLabels, Runner, SharedRunner, Tensor, TensorInfo};
 use serde_json::json;
 
 use super::arrays::{self, Inputs};
@@ -53,6 +55,10 @@ pub(crate) struct Args {
     /// Repeat the run for this many seconds, and report the median time.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     repeat: Option<u32>,
+
+    /// Repeat the run from this many threads at the same time, which share the weights, and report the runs per second.
+    #[arg(long, value_name = "N", requires = "repeat", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
 
     /// Print a JSON object with shapes, types and times; results are written only to --output-dir.
     #[arg(long)]
@@ -143,6 +149,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
         .repeat
         .map(|seconds| repeated(&mut runner, &inputs, seconds))
         .transpose()?;
+    let rate = match (args.threads, args.repeat) {
+        (Some(threads), Some(seconds)) => {
+            let shared = SharedRunner::with_constants(&model, constants, &builder)?;
+            Some(runs_per_second(&shared, &inputs, threads, seconds)?)
+        }
+        _ => None,
+    };
     let device = runner.session().device().capabilities().name.clone();
     if args.json {
         let outputs: Vec<_> = runner
@@ -158,6 +171,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             "build_ms": build.as_secs_f64() * 1e3,
             "first_run_ms": step.as_secs_f64() * 1e3,
             "run_ms": median,
+            "runs_per_second": rate,
         });
         line(report)?;
         return Ok(ExitCode::SUCCESS);
@@ -173,6 +187,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     ))?;
     if let Some(median) = median {
         line(format_args!("median of a run: {median:.3} ms"))?;
+    }
+    if let (Some(rate), Some(threads)) = (rate, args.threads) {
+        line(format_args!("{threads} threads: {rate:.1} runs per second"))?;
     }
     for (i, (info, tensor)) in runner.outputs().iter().zip(&results).enumerate() {
         line(summary(i, info, tensor))?;
@@ -197,6 +214,37 @@ fn repeated(runner: &mut Runner, inputs: &[Tensor], seconds: u32) -> Result<f64>
     }
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])
+}
+
+/// Returns the number of runs per second from several threads.
+fn runs_per_second(runner: &SharedRunner, inputs: &[Tensor], threads: u16, seconds: u32) -> Result<f64> {
+    // Each thread makes its context before the time begins.
+    let (ready, limit) = (
+        Barrier::new(usize::from(threads)),
+        Duration::from_secs(u64::from(seconds)),
+    );
+    let repeat = || -> meganeura::onnx::Result<(u64, Duration)> {
+        let first = runner.run(inputs);
+        ready.wait();
+        first?;
+        let (begin, mut runs) = (Instant::now(), 0);
+        while begin.elapsed() < limit {
+            runner.run(inputs)?;
+            runs += 1;
+        }
+        Ok((runs, begin.elapsed()))
+    };
+    let counts = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(repeat)).collect();
+        let joined = threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        joined.collect::<meganeura::onnx::Result<Vec<_>>>()
+    })?;
+    Ok(counts
+        .iter()
+        .map(|(runs, time)| *runs as f64 / time.as_secs_f64())
+        .sum())
 }
 
 /// Number of printed elements of each result.
