@@ -40,9 +40,14 @@ impl Pace {
 
     /// Returns the time by which the client is late. The times of all answers on the connection are added up.
     pub(crate) fn lateness(&self, now: Instant) -> Duration {
+        self.delay(now).saturating_sub(TOLERANCE)
+    }
+
+    /// Returns the time by which the client is late, without any tolerance.
+    pub(crate) fn delay(&self, now: Instant) -> Duration {
         let waits = self.waited + self.since.map_or(Duration::ZERO, |since| now - since);
         let allowed = Duration::from_millis(self.sent * 1000 / BYTES_PER_SECOND);
-        waits.saturating_sub(allowed).saturating_sub(TOLERANCE)
+        waits.saturating_sub(allowed)
     }
 }
 

@@ -59,6 +59,12 @@ impl OfferedTools {
     pub(crate) fn answer(&self, text: &str) -> Answer {
         tools::answer(text, &self.names, self.is_required, self.is_single)
     }
+
+    /// Returns the number of bytes of the names in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let of_name = |name: &String| size_of::<String>() + name.len() + 2 * size_of::<usize>();
+        self.names.iter().map(of_name).sum()
+    }
 }
 
 /// Conversation to answer, independent of the API's request format.
@@ -83,7 +89,8 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         .await?;
     let PreparedRequest { prompt, options, tools } = prepared;
     let (stream, include_usage, choices) = (options.stream, options.include_usage, options.count);
-    let generation = app.clone().generate(vec![prompt], options, false, deadline).await?;
+    let held = (false, tools.bytes());
+    let generation = app.clone().generate(vec![prompt], options, held, deadline).await?;
     let format = Chat {
         id: id("chatcmpl"),
         created: now(),

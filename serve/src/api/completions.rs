@@ -87,7 +87,12 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     let (stream, include_usage, per_prompt) = (options.stream, options.include_usage, options.count);
     let choices = prompts.len() * per_prompt;
     let first_tokens = prompts.iter().map(|prompt| prompt[0]).collect();
-    let generation = app.clone().generate(prompts, options, true, deadline).await?;
+    let of_echo = |prompt: &EchoedPrompt| match prompt {
+        EchoedPrompt::Text(text) => text.len(),
+        EchoedPrompt::Tokens(tokens) => size_of_val(&tokens[..]),
+    };
+    let held = (true, echoed.iter().map(of_echo).sum());
+    let generation = app.clone().generate(prompts, options, held, deadline).await?;
     let shows_special: Vec<bool> = echoed
         .iter()
         .map(|prompt| matches!(prompt, EchoedPrompt::Tokens(_)))

@@ -17,6 +17,7 @@ use super::generation::too_much;
 use super::request::{OneOrMore, parse};
 use super::{JsonBody, Site};
 use crate::embeddings::EmbeddingWorker;
+use crate::unsent::RequestBytes;
 
 /// State that all requests to an encoder share.
 pub(crate) struct EmbeddingApp {
@@ -56,10 +57,10 @@ enum Input {
 /// Response of the endpoint. It is serialized directly, as JSON values in between take ten times the memory of the
 /// vectors.
 #[derive(Serialize)]
-struct List<'a> {
+struct List {
     object: &'static str,
     data: Vec<Entry>,
-    model: &'a str,
+    model: String,
     usage: Value,
 }
 
@@ -77,6 +78,9 @@ enum EncodedVector {
     Numbers(Vec<f32>),
     Base64(String),
 }
+
+/// Usual number of bytes of a number in an answer.
+const WRITTEN_NUMBER: usize = 13;
 
 /// Format of the vectors that a request asks for.
 #[derive(Clone, Copy)]
@@ -97,19 +101,23 @@ pub(crate) async fn handle(
         .prepare(deadline, body.len(), move || prepare(&of_request, &body))
         .await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
-    let vectors = app.embed(texts, deadline).await?;
-    let data = vectors.into_iter().enumerate().map(|(index, vector)| Entry {
-        object: "embedding",
-        index,
-        embedding: app.written(vector, form),
-    });
-    let list = List {
-        object: "list",
-        data: data.collect(),
-        model: &app.site.model,
-        usage: json!({"prompt_tokens": tokens, "total_tokens": tokens}),
+    let (vectors, counted) = app.embed(texts, deadline).await?;
+    let numbers: usize = vectors.iter().map(Vec::len).sum();
+    let of_answer = app.clone();
+    let make = move || {
+        let data = vectors.into_iter().enumerate().map(|(index, vector)| Entry {
+            object: "embedding",
+            index,
+            embedding: of_answer.written(vector, form),
+        });
+        List {
+            object: "list",
+            data: data.collect(),
+            model: of_answer.site.model.clone(),
+            usage: json!({"prompt_tokens": tokens, "total_tokens": tokens}),
+        }
     };
-    app.site.answer(&list)
+    app.site.answer(counted, numbers * WRITTEN_NUMBER, make).await
 }
 
 /// Parses a request. Returns the tokens of its texts, and the format of the vectors.
@@ -181,14 +189,18 @@ impl EmbeddingApp {
         }
     }
 
-    /// Embeds texts.
-    pub(crate) async fn embed(&self, texts: Vec<Vec<u32>>, deadline: Instant) -> Result<Vec<Vec<f32>>, ApiError> {
+    /// Embeds texts. Also returns the counter of the request's memory, which includes the vectors.
+    pub(crate) async fn embed(
+        &self,
+        texts: Vec<Vec<u32>>,
+        deadline: Instant,
+    ) -> Result<(Vec<Vec<f32>>, Arc<RequestBytes>), ApiError> {
         let started = Instant::now();
         let place = self.worker.reserve().map_err(|_| {
             self.site.metrics.refused.inc();
             ApiError::queue_full("the queue is full; try again later")
         })?;
-        // The vectors are kept until the last one is computed.
+        // The vectors are kept until the answer is written.
         let kept = self.site.unsent.of_request();
         let bytes = texts.len().saturating_mul(self.dim * size_of::<f32>());
         kept.add(bytes).map_err(too_much)?;
@@ -208,7 +220,7 @@ impl EmbeddingApp {
         };
         let elapsed = started.elapsed().as_secs_f64();
         self.site.metrics.request_seconds.observe(elapsed);
-        Ok(vectors)
+        Ok((vectors, kept))
     }
 
     /// Converts a vector to the requested format. A truncated vector is normalized again if the model normalizes.

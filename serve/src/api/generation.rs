@@ -85,14 +85,16 @@ impl Piece {
 }
 
 impl App {
-    /// Compiles the grammar of a request and starts to generate its choices.
+    /// Compiles the grammar of a request and starts to generate its choices. The request holds `held` bytes in addition to
+    /// its prompts while it waits for its grammar.
     pub(crate) async fn generate(
         self: Arc<Self>,
         prompts: Vec<Vec<u32>>,
         mut options: TextOptions,
-        are_completions: bool,
+        (are_completions, held): (bool, usize),
         deadline: Instant,
     ) -> Result<Generation, ApiError> {
+        check_lengths(&self, &prompts, &options)?;
         let counted = options.grammar.as_ref().map(|_| self.grammars.count());
         let unsent = self.site.unsent.of_request();
         let compiled = match options.grammar.take() {
@@ -100,8 +102,9 @@ impl App {
             Some(grammar) => {
                 // The request may wait for its grammar for long.
                 let of_prompts: usize = prompts.iter().map(|prompt| size_of_val(&prompt[..])).sum();
+                grammar.check_size().map_err(|e| ApiError::of_request(&e))?;
                 let grammar = Arc::new(grammar.packed());
-                let waiting = of_prompts + grammar.bytes();
+                let waiting = of_prompts + grammar.bytes() + held;
                 unsent.add(waiting).map_err(too_much)?;
                 let compiled = self.compile(grammar, prompts.len() * options.count, deadline).await?;
                 unsent.remove(waiting);
@@ -193,18 +196,6 @@ impl Generation {
         let (sender, updates) = unbounded_channel();
         let mut choices = Vec::new();
         let mut usage = Usage::default();
-        for prompt in &prompts {
-            // A prompt that is only scored may fill the sequence.
-            let needed = prompt.len() + usize::from(options.max_tokens != Some(0));
-            if needed > app.site.context {
-                return Err(ApiError::bad(format!(
-                    "the prompt has {} tokens, but a sequence has at most {}, including one generated token",
-                    prompt.len(),
-                    app.site.context
-                ))
-                .code("context_length_exceeded"));
-            }
-        }
         let count = prompts.len().saturating_mul(options.count);
         // Another try would not help.
         if count > app.worker.limit(count) {
@@ -409,6 +400,23 @@ impl Generation {
         }
         self.latest = Some(now);
     }
+}
+
+/// Checks that each prompt fits into a sequence.
+fn check_lengths(app: &App, prompts: &[Vec<u32>], options: &TextOptions) -> Result<(), ApiError> {
+    let most = app.site.context;
+    for prompt in prompts {
+        // A prompt that is only scored may fill the sequence.
+        let needed = prompt.len() + usize::from(options.max_tokens != Some(0));
+        if needed > most {
+            return Err(ApiError::bad(format!(
+                "the prompt has {} tokens, but a sequence has at most {most}, including one generated token",
+                prompt.len()
+            ))
+            .code("context_length_exceeded"));
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn too_much(full: LimitReached) -> ApiError {

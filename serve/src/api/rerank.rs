@@ -62,25 +62,31 @@ pub(crate) async fn handle(
         .prepare(deadline, body.len(), move || prepare(&of_request, &body))
         .await?;
     let tokens: usize = prepared.texts.iter().map(Vec::len).sum();
-    let vectors = app.embed(prepared.texts, deadline).await?;
-    let (query, documents) = vectors.split_first().unwrap_or((const { &Vec::new() }, &[]));
-    let scores = documents.iter().map(|document| cosine(query, document));
-    let mut order: Vec<(usize, f32)> = scores.enumerate().collect();
-    order.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let results = order.iter().take(prepared.top_n).map(|&(index, score)| {
-        let mut result = json!({"index": index, "relevance_score": score});
-        if prepared.returns_documents {
-            result["document"] = json!({"text": prepared.documents[index].text()});
-        }
-        result
-    });
-    let results: Vec<Value> = results.collect();
-    app.site.answer(&json!({
-        "id": super::chat::id("rerank"),
-        "model": app.site.model,
-        "results": results,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }))
+    let (vectors, counted) = app.embed(prepared.texts, deadline).await?;
+    let (documents, top_n) = (prepared.documents, prepared.top_n);
+    let bytes = documents.iter().map(|document| document.text().len()).sum();
+    let (returns_documents, model) = (prepared.returns_documents, app.site.model.clone());
+    let make = move || {
+        let (query, others) = vectors.split_first().unwrap_or((const { &Vec::new() }, &[]));
+        let scores = others.iter().map(|document| cosine(query, document));
+        let mut order: Vec<(usize, f32)> = scores.enumerate().collect();
+        order.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let results = order.iter().take(top_n).map(|&(index, score)| {
+            let mut result = json!({"index": index, "relevance_score": score});
+            if returns_documents {
+                result["document"] = json!({"text": documents[index].text()});
+            }
+            result
+        });
+        let results: Vec<Value> = results.collect();
+        json!({
+            "id": super::chat::id("rerank"),
+            "model": model,
+            "results": results,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        })
+    };
+    app.site.answer(counted, bytes, make).await
 }
 
 fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<PreparedRequest, ApiError> {

@@ -67,7 +67,8 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         .await?;
     let (PreparedRequest { prompt, options, tools }, settings) = prepared;
     let stream = options.stream;
-    let generation = app.clone().generate(vec![prompt], options, false, deadline).await?;
+    let held = (false, settings.bytes() + tools.bytes());
+    let generation = app.clone().generate(vec![prompt], options, held, deadline).await?;
     // The first two events of a stream repeat the settings, and a client may read nothing. A complete answer repeats them once.
     generation.keep(settings.bytes() * if stream { 3 } else { 2 })?;
     let format = Responses {

@@ -1,6 +1,7 @@
 //! The state that requests to all kinds of models share.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::StatusCode;
@@ -15,7 +16,7 @@ use super::{answer, fields, request};
 use crate::metrics::Metrics;
 use crate::preparation::{NotPrepared, Preparation};
 use crate::steps::Steps;
-use crate::unsent::UnsentBytes;
+use crate::unsent::{RequestBytes, UnsentBytes};
 
 /// State that requests to all kinds of models share.
 pub(crate) struct Site {
@@ -84,12 +85,23 @@ impl Site {
         prepared.map_err(|e| self.not_prepared(e))?
     }
 
-    /// Returns a complete answer. Its bytes count as unsent until the client has read them.
-    pub(crate) fn answer(&self, value: &impl Serialize) -> Result<Response, ApiError> {
-        let text = serde_json::to_string(value)
-            .map_err(|e| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string()))?;
-        let counted = self.unsent.of_request();
-        counted.add(text.len()).map_err(too_much)?;
+    /// Writes a complete answer, whose value `make` returns, on another thread. Its bytes count as unsent until the client has
+    /// read them. `counted` counts the memory of the request until then, including about `bytes` bytes of text.
+    ///
+    /// # Errors
+    /// A limit that the text exceeds; a panic of `make`.
+    pub(crate) async fn answer<T: Serialize>(
+        &self,
+        counted: Arc<RequestBytes>,
+        bytes: usize,
+        make: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<Response, ApiError> {
+        counted.add(bytes).map_err(too_much)?;
+        let internal = |message: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message);
+        let written = tokio::task::spawn_blocking(move || serde_json::to_string(&make())).await;
+        let text = written
+            .map_err(|e| internal(e.to_string()))?
+            .map_err(|e| internal(e.to_string()))?;
         Ok(answer::json(text, counted))
     }
 

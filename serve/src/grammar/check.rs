@@ -68,6 +68,52 @@ pub(super) fn grammar(grammar: &Grammar) -> Result<()> {
     }
 }
 
+/// Checks only how much memory a grammar takes. It is fast, so that a grammar that is far too large is refused before its
+/// request waits for the complete check.
+///
+/// # Errors
+/// [`Error::InvalidUse`] with the limit that it exceeds.
+pub(super) fn size(grammar: &Grammar) -> Result<()> {
+    match grammar {
+        Grammar::Object => Ok(()),
+        Grammar::Schema(schema) => {
+            let (mut values, mut left) = (0_usize, vec![schema]);
+            while let Some(value) = left.pop() {
+                values += 1;
+                check_values(values)?;
+                match value {
+                    Value::Array(items) => {
+                        check_values(items.len())?;
+                        left.extend(items);
+                    }
+                    Value::Object(fields) => {
+                        check_values(fields.len())?;
+                        left.extend(fields.values());
+                    }
+                    _ => {}
+                }
+            }
+            Ok(())
+        }
+        Grammar::Lark(text) | Grammar::Regex(text) => check_bytes(text.len()),
+        Grammar::Choice(texts) => choice(texts),
+    }
+}
+
+fn check_values(values: usize) -> Result<()> {
+    if values > MAX_VALUES {
+        return Err(too_large(format!("expected at most {MAX_VALUES} values")));
+    }
+    Ok(())
+}
+
+fn check_bytes(bytes: usize) -> Result<()> {
+    if bytes > MAX_BYTES {
+        return Err(too_large(format!("expected at most {MAX_BYTES} bytes, found {bytes}")));
+    }
+    Ok(())
+}
+
 /// Checks a JSON schema. Returns an estimate of the time to compile it, beyond that of its text, in units of 0.6 us.
 ///
 /// # Errors
@@ -151,9 +197,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
                 "expected at most {MAX_NAMES} names in one list or object, found {len}"
             )));
         }
-        if values > MAX_VALUES {
-            return Err(too_large(format!("expected at most {MAX_VALUES} values")));
-        }
+        check_values(values)?;
         if texts > MAX_INTERSECTIONS && branches > MAX_INTERSECTIONS {
             return Err(too_large(format!(
                 "expected at most {MAX_INTERSECTIONS} patterns, or at most {MAX_INTERSECTIONS} branches of allOf"
@@ -326,12 +370,8 @@ fn source(text: &str) -> Result<()> {
         ));
     }
     let intersections = text.matches('&').count();
-    if text.len() > MAX_BYTES {
-        Err(too_large(format!(
-            "expected at most {MAX_BYTES} bytes, found {}",
-            text.len()
-        )))
-    } else if deepest > MAX_DEPTH {
+    check_bytes(text.len())?;
+    if deepest > MAX_DEPTH {
         Err(too_large(format!(
             "expected at most {MAX_DEPTH} nested parentheses, found {deepest}"
         )))

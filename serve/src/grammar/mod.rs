@@ -56,6 +56,14 @@ pub(crate) enum PackedGrammar {
 }
 
 impl Grammar {
+    /// Checks how much memory the grammar takes, without the other limits of [`PackedGrammar::check`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] with the limit that it exceeds.
+    pub(crate) fn check_size(&self) -> Result<()> {
+        check::size(self)
+    }
+
     /// Converts the grammar to its compact form: values of JSON take many times the memory of their text.
     pub(crate) fn packed(self) -> PackedGrammar {
         match self {
@@ -72,7 +80,9 @@ impl PackedGrammar {
             PackedGrammar::Schema(text) => text.len(),
             PackedGrammar::Other(Grammar::Lark(text) | Grammar::Regex(text)) => text.len(),
             PackedGrammar::Other(Grammar::Choice(texts)) => {
-                texts.iter().map(|text| size_of::<String>() + text.len()).sum()
+                // A short text takes a block of the allocator.
+                let of_text = |text: &String| size_of::<String>() + text.len() + 2 * size_of::<usize>();
+                texts.iter().map(of_text).sum()
             }
             PackedGrammar::Other(Grammar::Object | Grammar::Schema(_)) => 0,
         }

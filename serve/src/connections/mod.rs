@@ -1,14 +1,13 @@
 //! Connections of clients: their limits, timeouts and shutdown.
 //!
-//! When all connection slots are in use, the server closes an old connection to accept a new one. It first closes connections
-//! that wait for data from their clients, then those of clients that read slowly. Slow and silent clients therefore cannot
-//! lock out other clients. A few reserved slots serve `/health` and `/metrics`.
+//! When all connection slots are in use, the server closes a connection to accept a new one. It first closes old connections
+//! that wait for data from their clients, then those of clients that read slowly, then new ones that wait. Slow and silent
+//! clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
 
-use std::cmp::Reverse;
-use std::collections::HashMap;
+mod admission;
+
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -27,6 +26,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio_io_timeout::TimeoutStream;
 
+use self::admission::{Admission, ConnectionEntry, Entry, RESERVED, Registry};
 use crate::half_closed::HalfClosed;
 use crate::lock::lock;
 use crate::pace::Pace;
@@ -42,9 +42,6 @@ pub(crate) struct Limits {
     pub(crate) write_timeout: Duration,
     pub(crate) shutdown_timeout: Duration,
 }
-
-/// Number of slots in addition to the maximum number of connections, for the monitoring paths `/health` and `/metrics`.
-const RESERVED: usize = 16;
 
 /// Number of open files reserved for purposes other than connections. At most half of the process's limit is reserved.
 const OTHER_FILES: u64 = 128;
@@ -77,6 +74,9 @@ fn connections_within_files(wanted: usize) -> usize {
 const KEEP_ALIVE_TIME: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
+/// Bytes that the system may keep for a client that does not read; Linux doubles it.
+const SEND_BUFFER: usize = 256 << 10;
+
 /// Time that clients get to send the rest of their bodies when the server stops.
 const READ_ON: Duration = Duration::from_secs(2);
 
@@ -98,6 +98,8 @@ pub(crate) struct Activity {
     pace: Arc<Mutex<Pace>>,
     /// Value that becomes true when the server stops.
     stopping: watch::Receiver<bool>,
+    /// True if a request of the connection passed authorization and was received completely.
+    is_trusted: Arc<AtomicBool>,
     /// True if the connection uses a reserved slot.
     pub(crate) is_reserved: bool,
 }
@@ -110,12 +112,14 @@ impl Activity {
             takes_interim: Arc::new(AtomicBool::new(false)),
             has_unsent: Arc::new(AtomicBool::new(false)),
             pace: Arc::default(),
+            is_trusted: Arc::default(),
             is_reserved,
         }
     }
 
-    /// Marks the request as fully received. The connection keeps its slot until the response is sent.
+    /// Marks an authorized request as fully received. The connection keeps its slot until the response is sent.
     pub(crate) fn start_work(&self) {
+        self.is_trusted.store(true, Ordering::Relaxed);
         self.phase.store(WORKING, Ordering::Relaxed);
     }
 
@@ -134,6 +138,16 @@ impl Activity {
     /// send.
     fn may_be_closed(&self) -> bool {
         self.is_reading() && !self.has_unsent.load(Ordering::Relaxed)
+    }
+
+    /// Returns the time by which the client is late in reading answers. Clients that only read public pages get no tolerance.
+    fn lateness(&self, now: Instant) -> Duration {
+        let pace = self.pace();
+        if self.is_trusted.load(Ordering::Relaxed) {
+            pace.lateness(now)
+        } else {
+            pace.delay(now)
+        }
     }
 
     pub(crate) fn pace(&self) -> MutexGuard<'_, Pace> {
@@ -157,119 +171,6 @@ impl Activity {
     pub(crate) fn may_probe(&self) -> bool {
         let is_answering = self.phase.load(Ordering::Relaxed) == ANSWERING || self.has_unsent.load(Ordering::Relaxed);
         !is_answering && self.takes_interim.load(Ordering::Relaxed)
-    }
-}
-
-/// An open connection.
-struct Entry {
-    address: IpAddr,
-    since: Instant,
-    activity: Activity,
-    close: Arc<Notify>,
-}
-
-/// Open connections.
-#[derive(Default)]
-struct Registry {
-    next: u64,
-    open: HashMap<u64, Entry>,
-}
-
-/// Decision whether a new connection is accepted.
-#[derive(Debug, PartialEq, Eq)]
-enum Admission {
-    Admitted,
-    /// Accepted into a reserved slot.
-    Reserved,
-    Refused,
-}
-
-impl Registry {
-    /// Decides whether to accept a new connection. If a limit is reached, closes a connection that waits for data or is slow: of
-    /// the same address if its own limit is reached, otherwise of the address with the most such connections.
-    fn admit(&mut self, address: IpAddr, limits: &Limits) -> Admission {
-        // A limit that is not below the one of all connections must not keep an address out of the reserved slots.
-        let has_own_limit = limits.connections_per_address < limits.connections;
-        let of_address = self.open.values().filter(|entry| entry.address == address).count();
-        if has_own_limit && of_address >= limits.connections_per_address && !self.close_one(Some(address), false) {
-            return Admission::Refused;
-        }
-        let used = self.open.values().filter(|entry| !entry.activity.is_reserved).count();
-        if used < limits.connections || self.close_one(None, false) {
-            return Admission::Admitted;
-        }
-        if self.open.len() < limits.connections + RESERVED || self.close_one(None, true) {
-            return Admission::Reserved;
-        }
-        Admission::Refused
-    }
-
-    /// Closes the connections in a phase that have no response left to send.
-    fn close_all(&mut self, phase: u8) {
-        for entry in self.open.values() {
-            let activity = &entry.activity;
-            if activity.may_be_closed() && activity.phase.load(Ordering::Relaxed) == phase {
-                entry.close.notify_one();
-            }
-        }
-    }
-
-    /// Closes a connection among the reserved or the ordinary slots: the oldest one that waits for data, otherwise the one whose
-    /// client is the latest in reading its answers. If `address` is `None`, considers the address with the most such
-    /// connections. Returns true if a connection was closed.
-    fn close_one(&mut self, address: Option<IpAddr>, is_reserved: bool) -> bool {
-        let now = Instant::now();
-        let waits = |entry: &Entry| entry.activity.may_be_closed();
-        self.close_first(address, is_reserved, waits, |entry| entry.since)
-            || self.close_first(
-                address,
-                is_reserved,
-                |entry| !entry.activity.pace().lateness(now).is_zero(),
-                |entry| Reverse(entry.activity.pace().lateness(now)),
-            )
-    }
-
-    /// Closes the connection with the smallest key, if any may be closed. Returns true if a connection was closed.
-    fn close_first<K: Ord>(
-        &mut self,
-        address: Option<IpAddr>,
-        is_reserved: bool,
-        may_be_closed: impl Fn(&Entry) -> bool,
-        key: impl Fn(&Entry) -> K,
-    ) -> bool {
-        let closable = |entry: &&Entry| entry.activity.is_reserved == is_reserved && may_be_closed(entry);
-        let address = address.or_else(|| {
-            let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-            for entry in self.open.values().filter(closable) {
-                *counts.entry(entry.address).or_default() += 1;
-            }
-            counts
-                .into_iter()
-                .max_by_key(|(_, count)| *count)
-                .map(|(address, _)| address)
-        });
-        let of_address = self
-            .open
-            .iter()
-            .filter(|(_, entry)| Some(entry.address) == address && closable(entry));
-        let first = of_address.min_by_key(|(_, entry)| key(entry)).map(|(id, _)| *id);
-        let Some(entry) = first.and_then(|id| self.open.remove(&id)) else {
-            return false;
-        };
-        entry.close.notify_one();
-        true
-    }
-}
-
-/// Guard that removes a connection from the registry on drop.
-struct ConnectionEntry {
-    registry: Arc<Mutex<Registry>>,
-    id: u64,
-}
-
-impl Drop for ConnectionEntry {
-    fn drop(&mut self) {
-        lock(&self.registry).open.remove(&self.id);
     }
 }
 
@@ -323,6 +224,10 @@ pub(crate) async fn serve(
         };
         // Tokens are small, and are sent at once.
         let _ = stream.set_nodelay(true);
+        // Otherwise, the system may keep several megabytes for each client that does not read.
+        if let Err(error) = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER) {
+            log::debug!("the send buffer of a connection has its default size: {error}");
+        }
         // Notices clients whose machine or connection is gone, and clients of HTTP/1.0 that have left.
         let keepalive = TcpKeepalive::new()
             .with_time(KEEP_ALIVE_TIME)
@@ -448,129 +353,5 @@ pub(crate) async fn signal() {
     tokio::select! {
         () = interrupt => {}
         () = terminate => {}
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMITS: Limits = Limits {
-        connections: 3,
-        connections_per_address: 3,
-        head_timeout: Duration::from_secs(1),
-        write_timeout: Duration::from_secs(1),
-        shutdown_timeout: Duration::from_secs(1),
-    };
-
-    fn add(registry: &mut Registry, address: [u8; 4], phase: u8, limits: &Limits) -> Admission {
-        let admission = registry.admit(address.into(), limits);
-        if admission != Admission::Refused {
-            let activity = Activity::new(admission == Admission::Reserved, watch::channel(false).1);
-            activity.phase.store(phase, Ordering::Relaxed);
-            let entry = Entry {
-                address: address.into(),
-                since: Instant::now(),
-                activity,
-                close: Arc::default(),
-            };
-            registry.open.insert(registry.next, entry);
-            registry.next += 1;
-        }
-        admission
-    }
-
-    #[test]
-    fn connections_that_wait_give_their_places() {
-        let mut registry = Registry::default();
-        let limits = Limits {
-            connections_per_address: 100,
-            ..LIMITS
-        };
-        // The address with most waiting connections loses its oldest.
-        for address in [[1; 4], [2; 4], [2; 4]] {
-            assert_eq!(add(&mut registry, address, IDLE, &limits), Admission::Admitted);
-        }
-        assert_eq!(add(&mut registry, [3; 4], IDLE, &limits), Admission::Admitted);
-        let mut open: Vec<u64> = registry.open.keys().copied().collect();
-        open.sort_unstable();
-        assert_eq!(open, [0, 2, 3]);
-        // Busy connections keep their slots, and the reserved slots fill up.
-        registry.open.values().for_each(|entry| entry.activity.start_work());
-        for _ in 0..RESERVED {
-            assert_eq!(add(&mut registry, [4; 4], WORKING, &limits), Admission::Reserved);
-        }
-        assert_eq!(add(&mut registry, [4; 4], WORKING, &limits), Admission::Refused);
-        assert_eq!(registry.open.len(), 3 + RESERVED);
-        // A silent connection in a reserved slot gives it to a new one.
-        let reserved = registry.open.values().find(|entry| entry.activity.is_reserved);
-        let activity = &reserved.expect("one").activity;
-        activity.phase.store(IDLE, Ordering::Relaxed);
-        assert_eq!(add(&mut registry, [5; 4], WORKING, &limits), Admission::Reserved);
-        assert_eq!(registry.open.len(), 3 + RESERVED);
-    }
-
-    #[test]
-    fn busy_connections_of_one_address_leave_the_reserved_slots() {
-        let mut registry = Registry::default();
-        for _ in 0..LIMITS.connections {
-            assert_eq!(add(&mut registry, [1; 4], WORKING, &LIMITS), Admission::Admitted);
-        }
-        assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Reserved);
-    }
-
-    #[test]
-    fn connections_with_unsent_bytes_keep_their_places() {
-        let mut registry = Registry::default();
-        for _ in 0..3 {
-            assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Admitted);
-        }
-        let activity = registry.open[&0].activity.clone();
-        drop(answering(axum::response::Response::default(), activity.clone()));
-        assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Admitted);
-        let mut open: Vec<u64> = registry.open.keys().copied().collect();
-        open.sort_unstable();
-        assert_eq!(open, [0, 2, 3]);
-        activity.flushed();
-        assert_eq!(add(&mut registry, [1; 4], IDLE, &LIMITS), Admission::Admitted);
-        assert!(!registry.open.contains_key(&0));
-    }
-
-    #[test]
-    fn clients_that_read_slowly_lose_their_places() {
-        let mut registry = Registry::default();
-        for _ in 0..LIMITS.connections {
-            assert_eq!(add(&mut registry, [1; 4], ANSWERING, &LIMITS), Admission::Admitted);
-        }
-        let long_ago = Instant::now() - Duration::from_secs(20);
-        for (id, seconds) in [(0, 5), (1, 10), (2, 0)] {
-            let since = long_ago + Duration::from_secs(20 - seconds);
-            registry.open[&id].activity.pace().wait(since);
-        }
-        for left in [vec![0, 2, 3], vec![2, 3, 4]] {
-            assert_eq!(add(&mut registry, [2; 4], ANSWERING, &LIMITS), Admission::Admitted);
-            let mut open: Vec<u64> = registry.open.keys().copied().collect();
-            open.sort_unstable();
-            assert_eq!(open, left);
-        }
-        // The client with the index 2 is late by less than the tolerance.
-        assert_eq!(add(&mut registry, [2; 4], ANSWERING, &LIMITS), Admission::Reserved);
-    }
-
-    #[test]
-    fn one_address_has_its_own_limit() {
-        let mut registry = Registry::default();
-        let limits = Limits {
-            connections: 10,
-            connections_per_address: 2,
-            ..LIMITS
-        };
-        assert_eq!(add(&mut registry, [1; 4], WORKING, &limits), Admission::Admitted);
-        assert_eq!(add(&mut registry, [1; 4], IDLE, &limits), Admission::Admitted);
-        // The one that waits is closed.
-        assert_eq!(add(&mut registry, [1; 4], WORKING, &limits), Admission::Admitted);
-        assert_eq!(registry.open.len(), 2);
-        assert_eq!(add(&mut registry, [1; 4], IDLE, &limits), Admission::Refused);
-        assert_eq!(add(&mut registry, [2; 4], IDLE, &limits), Admission::Admitted);
     }
 }
