@@ -113,6 +113,11 @@ pub fn verify_plugins() -> Result<()> {
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+/// Compiles and runs the programs of the guide on batches and threads.
+#[cfg(all(doctest, feature = "onnx"))]
+#[doc = include_str!("../docs/batches-and-threads.md")]
+struct BatchesAndThreads;
+
 /// Compiles and runs the programs of the tutorial.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/tutorial.md")]

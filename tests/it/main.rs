@@ -29,6 +29,7 @@ mod precision;
 mod prepared;
 mod recompute;
 mod semantics;
+mod shared_weights;
 #[cfg(target_os = "linux")]
 mod soak;
 mod two_devices;
