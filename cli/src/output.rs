@@ -27,6 +27,11 @@ pub(crate) fn silence() {
     SILENT.store(true, Ordering::Relaxed);
 }
 
+/// Returns true if only errors are printed.
+pub(crate) fn is_silent() -> bool {
+    SILENT.load(Ordering::Relaxed)
+}
+
 /// Prints a line to standard output.
 pub(crate) fn line(text: impl Display) -> io::Result<()> {
     self::text(format_args!("{text}\n"))

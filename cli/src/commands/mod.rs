@@ -29,6 +29,7 @@ mod ranks;
 mod scaling;
 #[cfg(feature = "serve")]
 pub(crate) mod serve;
+mod slow_stage;
 pub(crate) mod train;
 pub(crate) mod tune;
 mod workload;

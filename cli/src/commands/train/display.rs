@@ -65,6 +65,28 @@ pub(super) struct Display {
     latest: Instant,
     /// Pause before the next line.
     pause: Duration,
+    unit: SpeedUnit,
+}
+
+/// Unit of speeds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum SpeedUnit {
+    Steps,
+    /// Tokens, with their number in a step.
+    Tokens(usize),
+}
+
+impl SpeedUnit {
+    /// Returns a speed as text, such as `3.4 steps/s`.
+    pub(super) fn speed(self, steps_per_second: f64) -> String {
+        let (speed, unit) = match self {
+            SpeedUnit::Steps => (steps_per_second, "steps"),
+            SpeedUnit::Tokens(count) => (steps_per_second * count as f64, "tokens"),
+        };
+        // A slow step must not have the speed 0.
+        let digits = usize::from(speed < 10.0) + usize::from(speed < 1.0);
+        format!("{speed:.digits$} {unit}/s")
+    }
 }
 
 /// Maximum number of lines for the epochs of a run.
@@ -82,8 +104,9 @@ const FIRST_PAUSE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_secs(10);
 
 impl Display {
-    pub(super) fn of(examples: &'static str) -> Self {
+    pub(super) fn of(examples: &'static str, unit: SpeedUnit) -> Self {
         Display {
+            unit,
             bar: None,
             epochs: 0,
             start: Instant::now(),
@@ -96,9 +119,9 @@ impl Display {
 }
 
 /// Returns the loss and speed of a run, after a comma; empty if no epoch was completed.
-pub(super) fn training(loss: f64, steps_per_second: f64) -> String {
+pub(super) fn training(loss: f64, steps_per_second: f64, unit: SpeedUnit) -> String {
     if loss.is_finite() {
-        format!(", train loss {loss:.4}, {steps_per_second:.0} steps/s")
+        format!(", train loss {loss:.4}, {}", unit.speed(steps_per_second))
     } else {
         String::new()
     }
@@ -142,8 +165,10 @@ impl Observer for Display {
                 (self.latest, self.pause) = (Instant::now(), PAUSE);
                 let loss = info.loss.map_or_else(String::new, |loss| format!("  loss {loss:.4}"));
                 let (epoch, epochs) = (info.epoch, self.epochs);
+                let done = (info.total_step - self.resumed) as f64;
+                let speed = self.unit.speed(done / self.start.elapsed().as_secs_f64().max(1e-9));
                 let written = notice(format_args!(
-                    "epoch {epoch}/{epochs}  step {}/{}{loss}",
+                    "epoch {epoch}/{epochs}  step {}/{}{loss}  {speed}",
                     info.step, info.steps
                 ));
                 if written.is_err() {
@@ -190,11 +215,11 @@ impl Observer for Display {
         });
         let width = self.epochs.to_string().len();
         let printed = line(format_args!(
-            "epoch {:>width$}/{}  train loss {:.4}{test}  {:.0} steps/s",
+            "epoch {:>width$}/{}  train loss {:.4}{test}  {}",
             report.epoch,
             self.epochs,
             report.train_loss,
-            report.steps_per_second()
+            self.unit.speed(report.steps_per_second())
         ));
         if printed.is_err() {
             ControlFlow::Break(())

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use meganeura::nn::data::Parts;
 use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, PartsReport, SilentObserver, Trainer};
 
-use super::display::{Display, JsonLines};
+use super::display::{Display, JsonLines, SpeedUnit};
 use super::interrupt::Interrupt;
 use super::options::RunOptions;
 use crate::output::line;
@@ -18,6 +18,7 @@ pub(super) struct Logs<'a> {
     folder: Option<PathBuf>,
     /// True if logs are written and progress is shown.
     is_first: bool,
+    unit: SpeedUnit,
 }
 
 impl<'a> Logs<'a> {
@@ -40,6 +41,7 @@ impl<'a> Logs<'a> {
             options,
             folder,
             is_first: true,
+            unit: SpeedUnit::Steps,
         })
     }
 
@@ -49,7 +51,14 @@ impl<'a> Logs<'a> {
             options,
             folder: None,
             is_first: false,
+            unit: SpeedUnit::Steps,
         }
+    }
+
+    /// Sets the unit of printed speeds.
+    pub(super) fn with_unit(mut self, unit: SpeedUnit) -> Self {
+        self.unit = unit;
+        self
     }
 
     /// Returns the folder of the run: that of --log-dir, or a folder in it.
@@ -87,7 +96,7 @@ impl<'a> Logs<'a> {
         } else {
             "test"
         };
-        let (mut display, mut lines) = (Display::of(examples), JsonLines { examples });
+        let (mut display, mut lines) = (Display::of(examples, self.unit), JsonLines { examples });
         let mut silent = SilentObserver;
         let printing: &mut dyn Observer = match (self.is_first && options.repetition.is_none(), json) {
             (false, _) => &mut silent,

@@ -140,7 +140,11 @@ pub(super) fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
     let quality = quality(&results.test);
     line(format_args!(
         "{quality}{}, compiled in {:.3} s, {:.1} s in all",
-        display::training(results.train_loss(), steps_per_second(report)),
+        display::training(
+            results.train_loss(),
+            steps_per_second(report),
+            display::SpeedUnit::Steps
+        ),
         report.compile_seconds,
         report.compile_seconds + report.seconds
     ))?;

@@ -16,6 +16,7 @@ use meganeura::{GradientClip, Graph, NodeId, ParameterGroup};
 use serde_json::{Value, json};
 
 use super::corpus::{Corpus, CountedTokens, DataFormat, Source, Tokenization};
+use super::display::SpeedUnit;
 use super::logs::Logs;
 use super::options::RunOptions;
 use super::report::{finite, introduce_plan, parameters, steps_per_second};
@@ -24,6 +25,7 @@ use crate::commands::Outcome;
 use crate::commands::language::{locate, storage};
 use crate::commands::outputs::keep_inputs;
 use crate::commands::ranks::Ranks;
+use crate::commands::slow_stage::SlowStage;
 use crate::output::{self, line};
 
 const EXAMPLES: &str = "\
@@ -190,8 +192,12 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         checkpoint.check_model(&network)?;
     }
     let graph = graph(config.local_batch_size());
+    let unit = SpeedUnit::Tokens(config.batch_size * corpus.rows);
+    let compiling = SlowStage::begin("compiling the training step");
     let mut trainer = Trainer::from_graph(&graph, config)?;
+    drop(compiling);
     if let Some(checkpoint) = checkpoint {
+        let _loading = SlowStage::begin("loading the weights");
         checkpoint.load_into(trainer.session_mut())?;
     }
     interrupt::watch(&args.run);
@@ -206,6 +212,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         validation: None,
         test: corpus.test,
     };
+    let logs = logs.with_unit(unit);
     let report = logs.fit(&mut trainer, &parts, args.run.json)?.training;
     interrupt::note_end(ranks, &report);
     if let Some(out) = out {
@@ -223,7 +230,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         }
         new.put().map_err(FolderError::into_error)?;
     }
-    conclude(args, &report, &trainer, [tokens, counted], logs.folder())?;
+    conclude(args, &report, &trainer, ([tokens, counted], unit), logs.folder())?;
     ended(&args.run, &report)
 }
 
@@ -366,7 +373,7 @@ fn conclude(
     args: &Args,
     report: &TrainReport,
     trainer: &Trainer,
-    [tokens, counted]: [usize; 2],
+    ([tokens, counted], unit): ([usize; 2], SpeedUnit),
     logs: Option<&Path>,
 ) -> std::io::Result<()> {
     let evaluation = report.evaluation;
@@ -407,7 +414,8 @@ fn conclude(
         report.total_steps,
         display::training(
             report.epochs.last().map_or(f64::NAN, |e| e.train_loss),
-            steps_per_second(report)
+            steps_per_second(report),
+            unit
         ),
         report.compile_seconds,
         report.compile_seconds + report.seconds
