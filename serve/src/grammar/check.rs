@@ -83,11 +83,11 @@ pub(super) fn size(grammar: &Grammar) -> Result<()> {
                 check_values(values)?;
                 match value {
                     Value::Array(items) => {
-                        check_values(items.len())?;
+                        check_names(items.len())?;
                         left.extend(items);
                     }
                     Value::Object(fields) => {
-                        check_values(fields.len())?;
+                        check_names(fields.len())?;
                         left.extend(fields.values());
                     }
                     _ => {}
@@ -103,6 +103,15 @@ pub(super) fn size(grammar: &Grammar) -> Result<()> {
 fn check_values(values: usize) -> Result<()> {
     if values > MAX_VALUES {
         return Err(too_large(format!("expected at most {MAX_VALUES} values")));
+    }
+    Ok(())
+}
+
+fn check_names(names: usize) -> Result<()> {
+    if names > MAX_NAMES {
+        return Err(too_large(format!(
+            "expected at most {MAX_NAMES} names in one list or object, found {names}"
+        )));
     }
     Ok(())
 }
@@ -192,11 +201,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
             }
             _ => 0,
         };
-        if len > MAX_NAMES {
-            return Err(too_large(format!(
-                "expected at most {MAX_NAMES} names in one list or object, found {len}"
-            )));
-        }
+        check_names(len)?;
         check_values(values)?;
         if texts > MAX_INTERSECTIONS && branches > MAX_INTERSECTIONS {
             return Err(too_large(format!(
