@@ -23,7 +23,7 @@ use crate::tensor::Tensor;
 /// use meganeura_onnx::{Model, SharedRunner, Tensor};
 ///
 /// # fn main() -> meganeura_onnx::Result<()> {
-/// let runner = SharedRunner::new(&Model::load("model.onnx")?, &Builder::new())?;
+/// let runner = SharedRunner::new(&Model::open("model.onnx")?, &Builder::new())?;
 /// std::thread::scope(|scope| {
 ///     for batch in 1..=8 {
 ///         let runner = runner.clone();

@@ -113,10 +113,9 @@ type MakeGraph = dyn Fn(&InputShapes) -> Result<Graph> + Send + Sync;
 /// use it again. All runs share the weights on the device. Concurrent runs have
 /// separate execution contexts, with memory for inputs, intermediate and final results. Clones are the same model.
 ///
-/// ```
+/// ```no_run
 /// use meganeura_compiler::{Builder, InferenceModel};
 /// use meganeura_core::{Graph, Tensor};
-/// # use meganeura_cpu as _;
 ///
 /// # fn main() -> meganeura_core::Result<()> {
 /// let model = InferenceModel::new(
