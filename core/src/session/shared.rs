@@ -161,6 +161,12 @@ impl Session {
     /// As [`Session::with_weights`]; a folder for kernels that cannot be written.
     pub fn debugged_with(mut plan: ExecutionPlan, weights: &SharedWeights, debug: DebugOptions) -> Result<Self> {
         plan.verify()?;
+        if !plan.memory.borrowed.is_empty() {
+            return Err(Error::misuse(
+                "this plan is that of a session which already shares weights",
+                "use the plan that the builder made",
+            ));
+        }
         let device = weights.device().clone();
         let shared = weights.of(&plan);
         let views = plan.parameters().into_iter().chain(plan.read_only_states());

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 
 use meganeura_compiler::{Builder, OptimizeReport};
-use meganeura_core::{Session, SharedWeights};
+use meganeura_core::{ExecutionPlan, Session, SharedWeights};
 
 use crate::element::ElementType;
 use crate::error::{Error, Result};
@@ -45,6 +45,60 @@ struct SingleSession {
     guards: Vec<Guard>,
 }
 
+/// A compiled model, from which further runners are made without importing it again.
+#[derive(Debug)]
+pub(crate) struct Template {
+    plan: ExecutionPlan,
+    report: OptimizeReport,
+    inputs: Vec<TensorInfo>,
+    outputs: Vec<TensorInfo>,
+    constants: Vec<(usize, Tensor)>,
+    labels: Vec<OutputLabels>,
+    guards: Vec<Guard>,
+}
+
+impl Template {
+    /// Compiles an import, and opens its first runner.
+    fn open(import: &Import, constants: Vec<(usize, Tensor)>, builder: &Builder) -> Result<(Runner, Self)> {
+        let (builder, _) = builder.clone().inference().opened()?;
+        let (plan, report) = builder.clone().plan(&import.checked_graph())?;
+        let template = Template {
+            plan,
+            report,
+            inputs: import.inputs.clone(),
+            outputs: import.outputs.clone(),
+            constants,
+            labels: import.labels.clone(),
+            guards: import.guards.clone(),
+        };
+        let mut session = builder.open_session(template.plan.clone())?;
+        import.set_parameters(&mut session)?;
+        Ok((template.runner_of(session), template))
+    }
+
+    /// Opens a further runner with shared weights. Returns `None` if it cannot use all of them.
+    pub(crate) fn runner(&self, builder: &Builder, weights: &SharedWeights) -> Result<Option<Runner>> {
+        let builder = builder.clone().inference().weights(weights);
+        let session = builder.open_session(self.plan.clone())?;
+        let is_complete = session.unshared().next().is_none();
+        Ok(is_complete.then(|| self.runner_of(session)))
+    }
+
+    fn runner_of(&self, session: Session) -> Runner {
+        Runner {
+            inputs: self.inputs.clone(),
+            outputs: self.outputs.clone(),
+            constants: self.constants.clone(),
+            labels: self.labels.clone(),
+            plan: Plan::Whole(Box::new(SingleSession {
+                session,
+                report: self.report.clone(),
+                guards: self.guards.clone(),
+            })),
+        }
+    }
+}
+
 impl Runner {
     /// Creates a runner for inputs like these, in the order of [`Model::inputs`]: their shapes determine the open dimensions.
     ///
@@ -69,6 +123,16 @@ impl Runner {
         constants: &HashMap<String, Tensor>,
         builder: &Builder,
     ) -> Result<Self> {
+        Ok(Runner::with_template(model, inputs, constants, builder)?.0)
+    }
+
+    /// Creates a runner like [`Runner::with_constants`], and a template for further ones, unless the model runs in stages.
+    pub(crate) fn with_template(
+        model: &Model,
+        inputs: &[Tensor],
+        constants: &HashMap<String, Tensor>,
+        builder: &Builder,
+    ) -> Result<(Self, Option<Template>)> {
         let all = || model.inputs().iter().chain(model.defaults());
         let mut values = HashMap::new();
         for (name, tensor) in constants {
@@ -96,7 +160,8 @@ impl Runner {
             |result: &Result<Import>| matches!(result, Err(Error::Unsupported(report)) if report.depends_on_data());
         let first = model.import(&import_options);
         if !is_data_dependent(&first) {
-            return Runner::of_import(&first?, builder);
+            let (runner, template) = Template::open(&first?, Vec::new(), builder)?;
+            return Ok((runner, Some(template)));
         }
         let small: Vec<(usize, Tensor)> = inputs
             .iter()
@@ -110,11 +175,11 @@ impl Runner {
         }
         let second = model.import(&with_inputs);
         if !is_data_dependent(&second) {
-            let mut runner = Runner::of_import(&second?, builder)?;
-            runner.constants = small;
-            return Ok(runner);
+            let (runner, template) = Template::open(&second?, small, builder)?;
+            return Ok((runner, Some(template)));
         }
-        Runner::in_stages(model, import_options, &ports, inputs, builder)
+        let runner = Runner::in_stages(model, import_options, &ports, inputs, builder)?;
+        Ok((runner, None))
     }
 
     /// Creates a runner of a model whose shapes depend on computed data, and runs it once to determine the shapes of
@@ -164,19 +229,7 @@ impl Runner {
     /// # Errors
     /// Errors of building a session.
     pub fn of_import(import: &Import, builder: &Builder) -> Result<Self> {
-        let (mut session, report) = builder.clone().inference().build(&import.checked_graph())?;
-        import.set_parameters(&mut session)?;
-        Ok(Runner {
-            inputs: import.inputs.clone(),
-            outputs: import.outputs.clone(),
-            constants: Vec::new(),
-            labels: import.labels.clone(),
-            plan: Plan::Whole(Box::new(SingleSession {
-                session,
-                report,
-                guards: import.guards.clone(),
-            })),
-        })
+        Ok(Template::open(import, Vec::new(), builder)?.0)
     }
 
     /// Returns the inputs of the model.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use meganeura_compiler::Builder;
 use meganeura_compiler::model::{Contexts, Running, Workers, default_contexts};
@@ -10,7 +10,7 @@ use meganeura_core::SharedWeights;
 
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::runner::Runner;
+use crate::runner::{Runner, Template};
 use crate::tensor::Tensor;
 
 /// A model that any number of threads run at the same time, with inputs of any size. Clones are the same model.
@@ -48,8 +48,13 @@ struct Inner {
     /// Inputs whose values decide shapes, by position. Known after the first runner was made.
     deciding: OnceLock<Vec<usize>>,
     contexts: Contexts<Key, Runner>,
+    /// Compiled models. The lock is held while the model is imported, which takes memory for all weights.
+    templates: Mutex<HashMap<Key, Arc<Template>>>,
     workers: Workers,
 }
+
+/// Maximum number of templates. If there are more, all are made again when they are needed.
+const MAX_TEMPLATES: usize = 64;
 
 /// The properties of inputs that a runner is made for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -84,6 +89,7 @@ impl SharedRunner {
                 first: Mutex::default(),
                 deciding: OnceLock::new(),
                 contexts: Contexts::new(contexts),
+                templates: Mutex::default(),
                 workers: Workers::new(contexts),
             }),
         })
@@ -113,7 +119,8 @@ impl SharedRunner {
                 inner.contexts.add(inner.key(inputs), runner);
             }
         }
-        let mut runner = inner.contexts.get(&inner.key(inputs), || inner.runner(inputs))?;
+        let key = inner.key(inputs);
+        let mut runner = inner.contexts.get(&key, || inner.runner(inputs, &key))?;
         runner.run(inputs)
     }
 
@@ -128,20 +135,37 @@ impl SharedRunner {
 impl Inner {
     /// Makes the first runner and shares its weights.
     fn first_runner(&self, inputs: &[Tensor]) -> Result<Runner> {
-        let mut runner = Runner::with_constants(&self.model, inputs, &self.constants, &self.builder)?;
+        let made = Runner::with_template(&self.model, inputs, &self.constants, &self.builder);
+        let (mut runner, template) = made?;
         if let Some(weights) = runner.share_weights()? {
             let _ = self.weights.set(weights);
         }
         let _ = self.deciding.set(runner.deciding_inputs());
+        keep(&mut self.templates(), self.key(inputs), template);
         Ok(runner)
     }
 
-    fn runner(&self, inputs: &[Tensor]) -> Result<Runner> {
-        let builder = match self.weights.get() {
+    fn runner(&self, inputs: &[Tensor], key: &Key) -> Result<Runner> {
+        let weights = self.weights.get();
+        let mut templates = self.templates();
+        if let (Some(template), Some(weights)) = (templates.get(key).cloned(), weights) {
+            drop(templates);
+            if let Some(runner) = template.runner(&self.builder, weights)? {
+                return Ok(runner);
+            }
+            templates = self.templates();
+        }
+        let builder = match weights {
             Some(weights) => self.builder.clone().weights(weights),
             None => self.builder.clone(),
         };
-        Runner::with_constants(&self.model, inputs, &self.constants, &builder)
+        let (runner, template) = Runner::with_template(&self.model, inputs, &self.constants, &builder)?;
+        keep(&mut templates, key.clone(), template);
+        Ok(runner)
+    }
+
+    fn templates(&self) -> MutexGuard<'_, HashMap<Key, Arc<Template>>> {
+        self.templates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn key(&self, inputs: &[Tensor]) -> Key {
@@ -152,6 +176,14 @@ impl Inner {
             values: values.collect(),
         }
     }
+}
+
+/// Adds a template.
+fn keep(templates: &mut HashMap<Key, Arc<Template>>, key: Key, template: Option<Template>) {
+    if templates.len() >= MAX_TEMPLATES {
+        templates.clear();
+    }
+    templates.extend(template.map(|template| (key, Arc::new(template))));
 }
 
 fn bits(tensor: &Tensor) -> Vec<u64> {

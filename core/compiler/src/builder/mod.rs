@@ -245,7 +245,15 @@ impl Builder {
         self.open(graph)?.plan(graph)
     }
 
-    /// Creates the session of a plan that this builder has made.
+    /// Creates another session from a plan that this builder has made ([`Builder::plan`]).
+    ///
+    /// # Errors
+    /// Errors of opening the device; as [`Session::on`].
+    pub fn open_session(&self, plan: ExecutionPlan) -> Result<Session> {
+        let (device, _) = self.device_and_config()?;
+        self.session(plan, &device)
+    }
+
     pub(crate) fn session(&self, plan: ExecutionPlan, device: &Arc<dyn Device>) -> Result<Session> {
         let debug = self.settings.debug.clone();
         let debug = debug.map_or_else(DebugOptions::from_environment, Ok)?;

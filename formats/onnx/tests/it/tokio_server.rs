@@ -30,7 +30,7 @@ async fn answer(socket: TcpStream, runner: SharedRunner, dims: Vec<usize>) -> Re
             let row: usize = dims.iter().product();
             let mut shape = vec![numbers.len() / row];
             shape.extend(&dims);
-            let text = if numbers.is_empty() || numbers.len() % row != 0 {
+            let text = if numbers.is_empty() || !numbers.len().is_multiple_of(row) {
                 format!("error: expected a multiple of {row} numbers, found {}\n", numbers.len())
             } else {
                 // Other tasks run while the model computes.
