@@ -166,8 +166,8 @@ impl Orders {
                 };
                 panels.extend(chosen.map(|chosen| (buffer, chosen)));
             }
-            // If one buffer of a dispatch is not in panels, the others are removed. This can affect further dispatches,
-            // so it repeats.
+            // A dispatch gets panels for all of its buffers or for none. Removing the panels of a buffer can affect further
+            // dispatches, so this repeats.
             while let Some(buffers) = together.iter().find(|buffers| {
                 let there = buffers.iter().filter(|buffer| panels.contains_key(buffer)).count();
                 there > 0 && there < buffers.len()
@@ -197,12 +197,7 @@ fn wishes(
     plan: &ExecutionPlan,
     order: impl Fn(&Dispatch, usize) -> Order,
 ) -> (HashMap<BufferRef, Vec<Order>>, Vec<Vec<BufferRef>>) {
-    let written: HashSet<BufferRef> = plan
-        .dispatches
-        .iter()
-        .flat_map(|dispatch| &dispatch.outputs)
-        .map(|result| result.buffer)
-        .collect();
+    let written = plan.written_buffers();
     let mut readers: HashMap<BufferRef, Vec<Order>> = plan
         .param_buffers
         .iter()

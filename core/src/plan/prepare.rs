@@ -35,6 +35,18 @@ impl ExecutionPlan {
         read
     }
 
+    /// Returns the buffers that dispatches write.
+    pub fn written_buffers(&self) -> HashSet<BufferRef> {
+        buffers(&self.dispatches, |d| &d.outputs)
+    }
+
+    /// Returns parameters, states and constants: the leaves that keep their contents between steps, unless a step writes them.
+    pub(super) fn lasting_leaves(&self) -> HashSet<BufferRef> {
+        let constants = self.constant_buffers.iter().map(|(b, _)| *b);
+        let raw = self.raw_constant_buffers.iter().map(|(b, _)| *b);
+        self.persistent().chain(constants).chain(raw).collect()
+    }
+
     /// Returns the buffers that must stay in memory between steps: a segment that runs once writes them, and a segment
     /// that runs in every step reads them.
     pub(super) fn kept_between_steps(&self) -> HashSet<BufferRef> {
@@ -70,7 +82,7 @@ impl ExecutionPlan {
     /// Makes segments that run once run in every step if a dispatch writes a buffer that they read. In a merged plan,
     /// steps of one part may write data that another part only reads.
     pub(super) fn repeat_what_steps_change(&mut self) {
-        let written = buffers(&self.dispatches, |d| &d.outputs);
+        let written = self.written_buffers();
         let is_changed = |plan: &Self, s: &Segment| s.once && !plan.sources_of(s).is_disjoint(&written);
         while let Some(at) = self.segments.iter().position(|s| is_changed(self, s)) {
             self.repeat(at);
@@ -83,10 +95,7 @@ impl ExecutionPlan {
         if self.segments.iter().all(|s| !s.once) {
             return Ok(());
         }
-        let constants = self.constant_buffers.iter().map(|(b, _)| *b);
-        let raw = self.raw_constant_buffers.iter().map(|(b, _)| *b);
-        let lasting: HashSet<BufferRef> = self.persistent().chain(constants).chain(raw).collect();
-        let written = buffers(&self.dispatches, |d| &d.outputs);
+        let (lasting, written) = (self.lasting_leaves(), self.written_buffers());
         for (at, segment) in self.segments.iter().enumerate().filter(|(_, s)| s.once) {
             if self.segments.get(at + 1).is_none_or(|next| next.once) {
                 return Err(Error::plan(format!(

@@ -113,8 +113,7 @@ impl CudaDriver {
         let beside: u64 = sizes[draft.sizes.len()..].iter().sum();
         check_fit(plan, draft.workspace_bytes() + beside, device.capabilities())?;
         let batches = batches(draft, plan, device.merge());
-        let written = plan.dispatches.iter().flat_map(|dispatch| &dispatch.outputs);
-        let written: HashSet<BufferRef> = written.map(|output| output.buffer).collect();
+        let written = plan.written_buffers();
         let buffers = (0..plan.buffers.len()).map(|number| BufferRef(number as u32));
         let unwritten: HashSet<BufferRef> = buffers.filter(|buffer| !written.contains(buffer)).collect();
         let all = batches.iter().flatten().flatten();

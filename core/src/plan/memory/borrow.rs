@@ -12,17 +12,8 @@ impl ExecutionPlan {
     /// plans have a buffer of the same key, and their parameters and states of equal names have equal values, the buffers
     /// contain the same bytes.
     pub fn lasting_contents(&self) -> BTreeMap<String, BufferRef> {
-        let keys = self.lasting_keys();
-        let kept = self.kept_between_steps();
-        let leaves: HashSet<BufferRef> = self
-            .param_buffers
-            .iter()
-            .map(|(_, b)| *b)
-            .chain(self.constant_buffers.iter().map(|(b, _)| *b))
-            .chain(self.raw_constant_buffers.iter().map(|(b, _)| *b))
-            .chain(self.state_buffers.iter().map(|s| s.buffer))
-            .collect();
-        let lasting = keys.into_iter();
+        let (leaves, kept) = (self.lasting_leaves(), self.kept_between_steps());
+        let lasting = self.lasting_keys().into_iter();
         let lasting = lasting.filter(|(buffer, _)| leaves.contains(buffer) || kept.contains(buffer));
         lasting.map(|(buffer, key)| (key, buffer)).collect()
     }
@@ -66,12 +57,7 @@ impl ExecutionPlan {
 
     /// Returns the states that no step writes.
     pub(crate) fn read_only_states(&self) -> Vec<TensorView> {
-        let written: HashSet<BufferRef> = self
-            .dispatches
-            .iter()
-            .flat_map(|d| &d.outputs)
-            .map(|o| o.buffer)
-            .collect();
+        let written = self.written_buffers();
         let views = self.states().into_iter();
         views.filter(|view| !written.contains(&view.buffer)).collect()
     }
@@ -91,7 +77,7 @@ impl ExecutionPlan {
         self.verify()
     }
 
-    /// Removes the dispatches of preparing segments whose results nothing else needs.
+    /// Removes the dispatches of preparing segments that compute only borrowed buffers and operands of each other.
     fn remove_prepared(&mut self, borrowed: &HashSet<BufferRef>) {
         let mut needed: HashSet<BufferRef> = self.kept_between_steps();
         needed.extend(self.external());

@@ -128,9 +128,13 @@ impl ExecutionPlan {
         if !borrowed.is_sorted_by(|a, b| a < b) {
             return Err(Error::plan("its borrowed buffers are not sorted"));
         }
-        let results = self.dispatches.iter().flat_map(|d| d.outputs.iter().map(|o| o.buffer));
         let fed = self.input_buffers.iter().chain(&self.scalar_buffers).map(|(_, b)| *b);
-        match results.chain(fed).find(|b| self.memory.is_borrowed(*b)) {
+        match self
+            .written_buffers()
+            .into_iter()
+            .chain(fed)
+            .find(|b| self.memory.is_borrowed(*b))
+        {
             Some(buffer) => Err(Error::plan(format!(
                 "{} is written, but it is in the memory of another executable",
                 self.describe(buffer)
