@@ -1,6 +1,6 @@
-//! Upload of parameters as arrays whose shape is checked.
+//! Upload of parameters and inputs as arrays whose shape is checked.
 
-use super::Session;
+use super::{Session, Tensor};
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 
 impl Session {
@@ -22,6 +22,25 @@ impl Session {
             });
         }
         self.try_set_parameter(name, data)
+    }
+
+    /// Sets an input from a tensor of any dtype, whose shape must be that of the input.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`], [`Error::WrongShape`], [`Error::WrongDType`]; as [`Session::try_set_input_bytes`].
+    pub fn try_set_input_tensor(&mut self, name: &str, data: &Tensor) -> Result<()> {
+        let tensor = self.tensors.find(TensorKind::Input, name)?;
+        let shape = &data.ty().shape;
+        if tensor.ty.shape != *shape {
+            return Err(Error::WrongShape {
+                kind: TensorKind::Input,
+                name: name.to_owned(),
+                shape: tensor.ty.shape.clone(),
+                found: shape.to_vec(),
+            });
+        }
+        tensor.checked(data.ty().dtype, shape.numel())?;
+        self.try_set_input_bytes(name, data.bytes())
     }
 
     /// Calls [`Session::try_set_parameter_array`], and panics on errors.

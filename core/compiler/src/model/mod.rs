@@ -3,17 +3,16 @@
 mod contexts;
 mod workers;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use meganeura_core::backend::Device;
-use meganeura_core::error::{Error, Result, TensorKind};
+use meganeura_core::error::{Error, Result};
 use meganeura_core::files::sha256;
-use meganeura_core::graph::Graph;
-use meganeura_core::plan::{BufferRef, ExecutionPlan};
+use meganeura_core::graph::{Graph, NodeKind};
+use meganeura_core::plan::ExecutionPlan;
 use meganeura_core::session::{Session, SharedWeights, Tensor};
-use meganeura_core::shape::TensorType;
 
 pub use contexts::{Contexts, Lease};
 pub use workers::{Running, Workers};
@@ -109,9 +108,9 @@ type MakeGraph = dyn Fn(&InputShapes) -> Result<Graph> + Send + Sync;
 
 /// A model for inference that any number of threads run at the same time, with inputs of any size.
 ///
-/// A function makes the graph for the shapes of the inputs. The first run with new shapes compiles a plan; later ones
-/// use it again. All runs share the weights on the device. Concurrent runs have
-/// separate execution contexts, with memory for inputs, intermediate and final results. Clones are the same model.
+/// A function makes the graph for the shapes of the inputs. The first run with new shapes compiles a plan, which later runs
+/// use again. All runs share the weights on the device. Concurrent runs have separate execution contexts, with memory for
+/// inputs, intermediate and final results. Clones are the same model.
 ///
 /// ```no_run
 /// use meganeura_compiler::{Builder, InferenceModel};
@@ -154,26 +153,25 @@ impl fmt::Debug for InferenceModel {
 }
 
 struct Inner {
-    /// Settings of all builds, on the open device.
-    builder: Builder,
+    planner: Planner,
     device: Arc<dyn Device>,
-    make: Box<MakeGraph>,
-    plans: Mutex<Plans>,
-    weights: OnceLock<Stored>,
+    /// `None` if the device does not share memory between sessions: each session then has a copy of the weights.
+    shared: Option<SharedWeights>,
+    /// The session that has the weights. It does not run.
+    owner: Mutex<Session>,
     contexts: Contexts<InputShapes, Session>,
     workers: Workers,
 }
 
-/// The weights of a model.
-struct Stored {
-    /// `None` if the device does not share memory between sessions: each session then has a copy.
-    shared: Option<SharedWeights>,
-    /// The session that has the weights. It does not run.
-    owner: Mutex<Session>,
+/// The plans of a model.
+struct Planner {
+    /// Settings of all builds, on the open device.
+    builder: Builder,
+    make: Box<MakeGraph>,
+    plans: Mutex<Plans>,
 }
 
-/// Plans by the shapes of the inputs, and the shapes in the order of the plans. Each plan has its own lock, which is held
-/// while the plan is made.
+/// Plans by the shapes of the inputs, and the shapes in the order of the plans. A plan is locked while it is made.
 #[derive(Default)]
 struct Plans {
     made: HashMap<InputShapes, Arc<OnceLock<Result<ExecutionPlan>>>>,
@@ -181,8 +179,9 @@ struct Plans {
 }
 
 impl InferenceModel {
-    /// Creates a model, and builds a session for inputs of these shapes, which has the weights: small shapes save memory. `make` returns the graph for the shapes
-    /// of a run; graphs of different shapes have the same parameters. `set` sets or loads the parameters of the session.
+    /// Creates a model, and builds a session for inputs of these shapes, which has the weights: small shapes save memory.
+    /// `make` returns the graph for the shapes of a run; graphs of different shapes have the same parameters. `set` sets or
+    /// loads the parameters of the session.
     ///
     /// # Errors
     /// Errors of `make`, of building the first session, and of `set`; [`Error::InvalidUse`] if a step of the graph changes
@@ -209,27 +208,23 @@ impl InferenceModel {
     ) -> Result<Self> {
         let shapes = InputShapes::new(shapes.iter().copied());
         let (builder, device) = builder.inference().opened()?;
-        let model = InferenceModel {
+        let planner = Planner {
+            builder,
+            make: Box::new(make),
+            plans: Mutex::default(),
+        };
+        let mut owner = planner.builder.open_session(planner.plan(&shapes)?)?;
+        set(&mut owner)?;
+        Ok(InferenceModel {
             inner: Arc::new(Inner {
-                builder,
+                planner,
                 device,
-                make: Box::new(make),
-                weights: OnceLock::new(),
-                plans: Mutex::default(),
+                shared: owner.share_weights_if_supported()?,
+                owner: Mutex::new(owner),
                 contexts: Contexts::new(options.contexts),
                 workers: Workers::new(options.contexts),
             }),
-        };
-        let plan = model.inner.plan(&shapes)?;
-        let mut owner = model.inner.builder.session(plan, &model.inner.device)?;
-        set(&mut owner)?;
-        let stored = Stored {
-            shared: owner.share_weights_if_supported()?,
-            owner: Mutex::new(owner),
-        };
-        // No other thread uses the model yet.
-        let _ = model.inner.weights.set(stored);
-        Ok(model)
+        })
     }
 
     /// Creates a model of a graph whose inputs have one shape.
@@ -237,14 +232,12 @@ impl InferenceModel {
     /// # Errors
     /// As [`InferenceModel::new`].
     pub fn of_graph(builder: Builder, graph: &Graph, set: impl FnOnce(&mut Session) -> Result<()>) -> Result<Self> {
-        let (plan, _) = builder.clone().inference().plan(graph)?;
-        let inputs = plan.input_buffers.iter();
-        let shapes: Vec<(String, Vec<usize>)> = inputs
-            .map(|(name, buffer)| (name.clone(), plan.buffer_types[buffer.index()].shape.to_vec()))
+        let inputs = graph.nodes().iter().filter(|node| matches!(node.kind, NodeKind::Input));
+        let shapes: Vec<(&str, &[usize])> = inputs
+            .filter_map(|node| Some((node.name.as_deref()?, node.outputs.first()?.shape.dims())))
             .collect();
-        let shapes: Vec<(&str, &[usize])> = shapes.iter().map(|(name, shape)| (name.as_str(), &shape[..])).collect();
-        let graph = graph.clone();
-        InferenceModel::new(builder, &shapes, move |_| Ok(graph.clone()), set)
+        let own = graph.clone();
+        InferenceModel::new(builder, &shapes, move |_| Ok(own.clone()), set)
     }
 
     /// Returns the device.
@@ -260,14 +253,13 @@ impl InferenceModel {
     /// Runs the model on the calling thread, and returns its outputs in their order. Waits if all contexts are in use.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] and [`Error::InputNotSet`] if other inputs than those of the graph are given;
+    /// [`Error::UnknownTensor`] and [`Error::InputNotSet`] if the inputs are not the inputs of the graph;
     /// [`Error::WrongShape`], [`Error::WrongDType`]; errors of `make` and of building for new shapes; errors of the step.
     pub fn run(&self, inputs: &[(&str, &Tensor)]) -> Result<Vec<Tensor>> {
         let shapes = InputShapes::new(inputs.iter().map(|(name, tensor)| (*name, tensor.ty().shape.dims())));
         let mut session = self.inner.contexts.get(&shapes, || self.inner.session(&shapes))?;
         for (name, tensor) in inputs {
-            check_input(session.plan(), name, tensor)?;
-            session.try_set_input_bytes(name, tensor.bytes())?;
+            session.try_set_input_tensor(name, tensor)?;
         }
         session.try_step()?;
         session.try_wait()?;
@@ -301,7 +293,7 @@ impl InferenceModel {
     }
 }
 
-impl Inner {
+impl Planner {
     /// Returns the plan for these shapes. If several threads ask for the same one, one of them makes it.
     fn plan(&self, shapes: &InputShapes) -> Result<ExecutionPlan> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
@@ -333,24 +325,22 @@ impl Inner {
         }
         plan
     }
+}
 
+impl Inner {
     /// Builds a session for these shapes, with the weights.
     fn session(&self, shapes: &InputShapes) -> Result<Session> {
-        let plan = self.plan(shapes)?;
-        let stored = self.weights.get();
-        let builder = self.builder.clone();
-        let builder = match stored.and_then(|stored| stored.shared.as_ref()) {
-            Some(shared) => builder.weights(shared),
-            None => builder,
+        let plan = self.planner.plan(shapes)?;
+        let builder = self.planner.builder.clone();
+        let owner = || self.owner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(shared) = &self.shared else {
+            let mut session = builder.open_session(plan)?;
+            session.copy_weights(&mut owner())?;
+            return Ok(session);
         };
-        let mut session = builder.session(plan, &self.device)?;
-        let Some(stored) = stored else { return Ok(session) };
-        if stored.shared.is_none() || session.unshared().next().is_some() {
-            let mut owner = stored.owner.lock().unwrap_or_else(PoisonError::into_inner);
-            match &stored.shared {
-                Some(_) => session.copy_unshared(&mut owner)?,
-                None => session.copy_weights(&mut owner)?,
-            }
+        let mut session = builder.weights(shared).open_session(plan)?;
+        if session.unshared().next().is_some() {
+            session.copy_unshared(&mut owner())?;
         }
         Ok(session)
     }
@@ -358,8 +348,7 @@ impl Inner {
 
 /// Checks that a run does not depend on earlier runs, which may have used other contexts.
 fn check_stateless(plan: &ExecutionPlan) -> Result<()> {
-    let results = plan.dispatches.iter().flat_map(|d| &d.outputs);
-    let written: HashSet<BufferRef> = results.map(|output| output.buffer).collect();
+    let written = plan.written_buffers();
     let state = plan.state_buffers.iter().find(|state| written.contains(&state.buffer));
     match state {
         None => Ok(()),
@@ -371,32 +360,4 @@ fn check_stateless(plan: &ExecutionPlan) -> Result<()> {
             "use one session for each sequence of steps, with `Session::share_weights`",
         )),
     }
-}
-
-/// Checks shape and type of an input.
-fn check_input(plan: &ExecutionPlan, name: &str, tensor: &Tensor) -> Result<()> {
-    let found = plan.input_buffers.iter().find(|(own, _)| own == name);
-    let Some((_, buffer)) = found else {
-        let known = plan.input_buffers.iter().map(|(name, _)| name.as_str());
-        return Err(Error::unknown_tensor(TensorKind::Input, name, known));
-    };
-    let (wanted, found): (&TensorType, &TensorType) = (&plan.buffer_types[buffer.index()], tensor.ty());
-    if wanted.shape != found.shape {
-        return Err(Error::WrongShape {
-            kind: TensorKind::Input,
-            name: name.to_owned(),
-            shape: wanted.shape.clone(),
-            found: found.shape.to_vec(),
-        });
-    }
-    if wanted.dtype != found.dtype {
-        return Err(Error::WrongDType {
-            kind: TensorKind::Input,
-            name: name.to_owned(),
-            expected: wanted.dtype.to_string(),
-            found: found.dtype.to_string(),
-            remedy: String::new(),
-        });
-    }
-    Ok(())
 }
