@@ -218,12 +218,13 @@ impl Builder {
                 "build it for inference, with `Builder::inference`",
             ));
         }
+        let debug = self.debug_options()?;
         let start = Instant::now();
         let opened = self.clone().open(graph)?;
         let (opening, planned) = (start.elapsed(), Instant::now());
         let (plan, report) = opened.plan(graph)?;
         let (planning, prepared, dispatches) = (planned.elapsed(), Instant::now(), plan.dispatches.len());
-        let mut session = self.session(plan, &opened.device)?;
+        let mut session = self.session(plan, opened.device, debug)?;
         log::info!(
             "built: device {:.1} ms, plan of {dispatches} dispatches {:.1} ms, kernels and memory {:.1} ms",
             1e3 * opening.as_secs_f64(),
@@ -250,17 +251,21 @@ impl Builder {
     /// # Errors
     /// Errors of opening the device; as [`Session::on`].
     pub fn open_session(&self, plan: ExecutionPlan) -> Result<Session> {
+        let debug = self.debug_options()?;
         let (device, _) = self.device_and_config()?;
-        self.session(plan, &device)
+        self.session(plan, device, debug)
     }
 
-    pub(crate) fn session(&self, plan: ExecutionPlan, device: &Arc<dyn Device>) -> Result<Session> {
-        let debug = self.settings.debug.clone();
-        let debug = debug.map_or_else(DebugOptions::from_environment, Ok)?;
+    fn session(&self, plan: ExecutionPlan, device: Arc<dyn Device>, debug: DebugOptions) -> Result<Session> {
         match &self.weights {
             Some(weights) => Session::debugged_with(plan, weights, debug),
-            None => Session::debugged(device.clone(), plan, debug),
+            None => Session::debugged(device, plan, debug),
         }
+    }
+
+    fn debug_options(&self) -> Result<DebugOptions> {
+        let debug = self.settings.debug.clone();
+        debug.map_or_else(DebugOptions::from_environment, Ok)
     }
 
     /// Opens the device and reads the configuration, so that all sessions of the builder are on the same open device.
