@@ -43,15 +43,15 @@ struct Inner {
     constants: HashMap<String, Tensor>,
     builder: Builder,
     weights: OnceLock<SharedWeights>,
-    /// Held while the first runner is made, whose weights later runners share.
-    first: Mutex<()>,
     /// Inputs whose values decide shapes, by position. Known after the first runner was made.
     deciding: OnceLock<Vec<usize>>,
     contexts: Contexts<Key, Runner>,
     /// Compiled models. The lock is held while the model is imported, which takes memory for all weights.
-    templates: Mutex<HashMap<Key, Arc<Template>>>,
+    templates: Mutex<Templates>,
     workers: Workers,
 }
+
+type Templates = HashMap<Key, Arc<Template>>;
 
 /// Maximum number of templates. If there are more, all are made again when they are needed.
 const MAX_TEMPLATES: usize = 64;
@@ -86,7 +86,6 @@ impl SharedRunner {
                 constants,
                 builder,
                 weights: OnceLock::new(),
-                first: Mutex::default(),
                 deciding: OnceLock::new(),
                 contexts: Contexts::new(contexts),
                 templates: Mutex::default(),
@@ -113,9 +112,9 @@ impl SharedRunner {
         let inner = &*self.inner;
         if inner.deciding.get().is_none() {
             // One thread makes the first runner. Meanwhile, other threads wait for its weights.
-            let _first = inner.first.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut templates = inner.templates();
             if inner.deciding.get().is_none() {
-                let runner = inner.first_runner(inputs)?;
+                let runner = inner.first_runner(inputs, &mut templates)?;
                 inner.contexts.add(inner.key(inputs), runner);
             }
         }
@@ -134,14 +133,14 @@ impl SharedRunner {
 
 impl Inner {
     /// Makes the first runner and shares its weights.
-    fn first_runner(&self, inputs: &[Tensor]) -> Result<Runner> {
+    fn first_runner(&self, inputs: &[Tensor], templates: &mut Templates) -> Result<Runner> {
         let made = Runner::with_template(&self.model, inputs, &self.constants, &self.builder);
         let (mut runner, template) = made?;
         if let Some(weights) = runner.share_weights()? {
             let _ = self.weights.set(weights);
         }
         let _ = self.deciding.set(runner.deciding_inputs());
-        keep(&mut self.templates(), self.key(inputs), template);
+        keep(templates, self.key(inputs), template);
         Ok(runner)
     }
 
@@ -164,7 +163,7 @@ impl Inner {
         Ok(runner)
     }
 
-    fn templates(&self) -> MutexGuard<'_, HashMap<Key, Arc<Template>>> {
+    fn templates(&self) -> MutexGuard<'_, Templates> {
         self.templates.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -179,7 +178,7 @@ impl Inner {
 }
 
 /// Adds a template.
-fn keep(templates: &mut HashMap<Key, Arc<Template>>, key: Key, template: Option<Template>) {
+fn keep(templates: &mut Templates, key: Key, template: Option<Template>) {
     if templates.len() >= MAX_TEMPLATES {
         templates.clear();
     }
