@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::{is_silent, notice};
 
-/// Time after which a stage is shown, and pause between further lines if standard error is not a terminal.
+/// Time after which a stage is shown. If standard error is not a terminal, further lines follow after the pause.
 const DELAY: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_secs(10);
 

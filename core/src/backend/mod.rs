@@ -270,8 +270,8 @@ pub trait Device: Send + Sync {
     /// An inconsistent plan, missing kernels, not enough memory.
     fn compile(&self, plan: &ExecutionPlan) -> Result<Box<dyn Executable>>;
 
-    /// Returns `true` if executables can use the memory of others: [`Executable::share`] and
-    /// [`Device::compile_sharing`] are implemented.
+    /// Returns `true` if executables can share memory: [`Executable::share`] and [`Device::compile_sharing`] are
+    /// implemented.
     fn shares_memory(&self) -> bool {
         false
     }
@@ -496,8 +496,8 @@ pub trait Executable: Send {
     }
 
     /// Shares buffers with other executables of the device, after all submitted work is complete. From then on, no
-    /// executable may write them, including this one. Returns one entry for each buffer: `None`, which is the default,
-    /// if its memory cannot be shared.
+    /// executable may write them, including this one. Returns one entry for each buffer: `None` if its memory cannot be
+    /// shared, which is the default.
     ///
     /// # Errors
     /// No such buffer; a lost device; an error of a step that was waited for.

@@ -13,7 +13,7 @@ use crate::plan::BufferRef;
 pub struct SharedBuffer {
     /// Size in bytes.
     pub bytes: usize,
-    /// The memory, as a type that only the backend knows.
+    /// The memory, in a type of the backend.
     pub memory: Arc<dyn Any + Send + Sync>,
 }
 

@@ -185,7 +185,7 @@ impl Session {
         self.unshared.iter().map(String::as_str)
     }
 
-    /// Copies what is not [shared](Session::unshared) from another session with the same parameters.
+    /// Copies the parameters and states that are not [shared](Session::unshared) from another session.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`] if the other session lacks a parameter, [`Error::WrongLength`] if it has another size there;

@@ -26,8 +26,7 @@ pub struct Report {
     pub notes: Vec<String>,
     /// Labels of the results that are strings or maps in the model.
     pub labels: Vec<OutputLabels>,
-    /// Open dimensions without a size, and the size with which the model was checked: it can be imported with this size.
-    /// When the model runs, its inputs determine the sizes.
+    /// Open dimensions without a size, and the size that the check used. In a run, the inputs determine the sizes.
     pub assumed: Vec<(String, usize)>,
     /// Required resources, if the model can be imported.
     pub estimate: Option<Estimate>,

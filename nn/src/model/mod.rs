@@ -383,8 +383,8 @@ impl Model {
         Predictor::new(self, options)
     }
 
-    /// Builds a model that any number of threads run at the same time, with batches of any size: the input and the result
-    /// are those of [`Model::graph`].
+    /// Builds a model that any number of threads run at the same time, with batches of any size. It has the input and the
+    /// result of [`Model::graph`].
     ///
     /// # Errors
     /// [`ModelError::Core`] for a device that cannot be opened or lacks memory.

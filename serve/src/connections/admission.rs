@@ -87,7 +87,7 @@ impl Registry {
 
     /// Closes a connection among the reserved or the ordinary slots: the oldest one that waits for data, unless it is new;
     /// otherwise the one whose client is the latest in reading its answers; otherwise the oldest new one that waits. If
-    /// `address` is `None`, considers the network with the most such connections if it has more than others need, otherwise
+    /// `address` is `None`, considers the network with the most such connections if it has more than [`FAIR`], otherwise
     /// all. Returns true if a connection was closed.
     pub(super) fn close_one(&mut self, address: Option<IpAddr>, is_reserved: bool) -> bool {
         let now = Instant::now();

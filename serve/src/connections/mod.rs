@@ -1,7 +1,7 @@
 //! Connections of clients: their limits, timeouts and shutdown.
 //!
 //! When all connection slots are in use, the server closes a connection to accept a new one. It first closes old connections
-//! that wait for data from their clients, then those of clients that read slowly, then new ones that wait. Slow and silent
+//! that wait for data from their clients, then connections of clients that read slowly, then new connections that wait. Slow and silent
 //! clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
 
 mod admission;
