@@ -45,6 +45,7 @@ pub mod hub;
 pub mod library;
 mod plans;
 mod pooling;
+pub mod processor_time;
 pub mod sampling;
 pub mod saving;
 mod softmax;

@@ -6,11 +6,14 @@
 mod json;
 
 use std::io::{self, Write};
+use std::time::Duration;
 
 use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State};
+
+use crate::processor_time::ThreadTime;
 
 /// Maximum bytes of the source; published models have at most some ten thousand.
 const MAX_SOURCE: usize = 1 << 20;
@@ -26,6 +29,10 @@ const MAX_OUTPUT: usize = 64 << 20;
 const MAX_PRODUCT: usize = 64 << 20;
 /// Maximum work of all filters of a rendering.
 const MAX_WORK: usize = 256 << 20;
+/// Maximum processor time of a rendering. A usual conversation takes less than a hundredth of it. Joining a list to one
+/// text, piece by piece, takes time that grows with the square of its length, and the engine counts a piece as one
+/// instruction.
+const MAX_TIME: Duration = Duration::from_secs(1);
 /// Factor for the work of `batch` and `slice`: bytes that each list of the result counts for.
 const LIST: usize = 64;
 /// Maximum columns of a number in a format such as `%20s`.
@@ -84,6 +91,10 @@ impl Template {
             let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
             environment.set_syntax(syntax.map_err(|e| e.to_string())?);
             environment.set_fuel(Some(FUEL));
+            environment.set_formatter(|output, state, value| {
+                work_of(state)?;
+                minijinja::escape_formatter(output, state, value)
+            });
             environment.set_unknown_method_callback(|state, value, method, args| {
                 if matches!(method, "replace" | "format") {
                     check_product(state, method, std::iter::once(value).chain(args))?;
@@ -111,7 +122,8 @@ impl Template {
     pub(crate) fn uses(&self, name: &str) -> bool {
         let uses = on_a_stack(|| {
             let template = self.0.get_template(NAME).map_err(|e| e.to_string())?;
-            Ok(template.undeclared_variables(false).contains(name))
+            // A variable that the template sets from its own value counts as declared.
+            Ok(template.undeclared_variables(false).contains(name) || sets_from_itself(template.source(), name))
         });
         uses.unwrap_or(false)
     }
@@ -180,6 +192,17 @@ fn without_generation_tags(source: String) -> String {
     result + rest
 }
 
+/// Returns true if a source contains a tag such as `{% set name = name or other %}`.
+fn sets_from_itself(source: &str, name: &str) -> bool {
+    source.split("{%").skip(1).any(|tag| {
+        let tag = tag.split("%}").next().unwrap_or_default();
+        let mut words = tag
+            .split(|c: char| !c.is_alphanumeric() && c != '_')
+            .filter(|word| !word.is_empty());
+        words.next() == Some("set") && words.next() == Some(name) && words.any(|word| word == name)
+    })
+}
+
 /// A text of limited length.
 struct Output(Vec<u8>);
 
@@ -227,9 +250,28 @@ fn add_checked(environment: &mut Environment<'static>) {
     }
 }
 
-/// Work of all filters of a rendering so far. The engine's fuel counts each filter call as little, however much work it
-/// does.
-struct Work(usize);
+/// Work of all filters of a rendering so far, and its begin. The engine's fuel counts each filter call as little, however
+/// much work it does.
+struct Work {
+    product: usize,
+    begin: ThreadTime,
+}
+
+/// Returns the work of a rendering. Filters, methods and outputs call it: a loop without any of them does nothing.
+///
+/// # Errors
+/// The rendering has taken too long.
+fn work_of<'a>(state: &'a mut State) -> Result<&'a mut Work, Error> {
+    let work = state.get_or_insert_extension_with(|| Work {
+        product: 0,
+        begin: ThreadTime::now(),
+    });
+    if work.begin.elapsed() > MAX_TIME {
+        let message = format!("it takes more than {} s of processor time", MAX_TIME.as_secs());
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    Ok(work)
+}
 
 /// Checks the work of a call of a filter or method: the product of the sizes of its subject and its arguments. Returns
 /// an error if a limit is exceeded.
@@ -265,9 +307,9 @@ fn check_product<'v>(state: &mut State, name: &str, mut values: impl Iterator<It
     if matches!(name, "batch" | "slice") {
         product = product.saturating_mul(LIST);
     }
-    let work = state.get_or_insert_extension(Work(0));
-    work.0 = work.0.saturating_add(product);
-    if is_too_much || product > MAX_PRODUCT || work.0 > MAX_WORK {
+    let work = work_of(state)?;
+    work.product = work.product.saturating_add(product);
+    if is_too_much || product > MAX_PRODUCT || work.product > MAX_WORK {
         Err(Error::new(
             ErrorKind::InvalidOperation,
             format!("'{name}' of these sizes is more work than a template may ask for"),
@@ -468,6 +510,35 @@ mod tests {
         for (source, said) in cases {
             let error = rendered(source).expect_err(said);
             assert!(error.contains(said), "{error} of {}", &source[..source.len().min(80)]);
+        }
+    }
+
+    #[test]
+    fn texts_that_are_joined_piece_by_piece_end_in_time() {
+        for piece in ["('a' * 50)|tojson", "'a' * 50"] {
+            let source = format!(
+                "{{% set n = namespace(x='') %}}{{% for a in range(60000) %}}{{% set n.x = n.x ~ {piece} %}}{{{{ '' }}}}{{% endfor %}}"
+            );
+            let error = rendered(&source).expect_err("too much work");
+            assert!(error.contains("processor time"), "{error}");
+        }
+        // A conversation of usual length.
+        let source = "{% set n = namespace(x='') %}{% for a in range(2000) %}{% set n.x = n.x ~ ('a' * 50)|tojson %}{% endfor %}{{ n.x }}";
+        assert_eq!(rendered(source).expect("within").len(), 2000 * 52);
+    }
+
+    #[test]
+    fn names_that_a_template_reads_are_found() {
+        let source = "{% set tools = tools or other %}{%- set own = 1 -%}{{ name }}{% set x = own %}";
+        let template = Template::new(source.into()).expect("a template");
+        for (name, is_used) in [
+            ("tools", true),
+            ("other", true),
+            ("name", true),
+            ("own", false),
+            ("x", false),
+        ] {
+            assert_eq!(template.uses(name), is_used, "{name}");
         }
     }
 

@@ -13,9 +13,9 @@ use meganeura_llm::engine::Constraint;
 use toktrie::SimpleVob;
 
 use super::mask_pool::{CountedGrammar, MaskPool, MaskTime, ParserItems};
-use super::processor_time::ThreadTime;
 use crate::lock::lock;
 use crate::preparation::GrammarRoom;
+use meganeura_llm::processor_time::ThreadTime;
 
 /// Maximum time that a sequence waits, after its last token, for the check whether the grammar allows its text to end there.
 const LAST_WAIT: Duration = Duration::from_secs(1);

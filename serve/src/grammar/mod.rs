@@ -7,7 +7,6 @@ mod mask_pool;
 mod masks;
 mod merged;
 mod numbers;
-mod processor_time;
 mod quotes;
 mod trial;
 

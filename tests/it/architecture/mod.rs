@@ -251,7 +251,8 @@ const CPU_LAYERS: &[&[&str]] = &[
 
 /// Layers of language models: files, their contents, a model with its weights, text.
 const LLM_LAYERS: &[&[&str]] = &[
-    &["files", "pooling", "softmax", "special", "template"],
+    &["files", "pooling", "processor_time", "softmax", "special"],
+    &["template"],
     &["sampling", "tensors"],
     &["adapters", "gguf"],
     &["checkpoint", "config", "chat", "plans"],

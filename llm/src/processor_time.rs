@@ -3,15 +3,17 @@
 use std::time::Duration;
 
 /// A point in the processor time of this thread.
-pub(super) struct ThreadTime(Duration);
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadTime(Duration);
 
 impl ThreadTime {
-    pub(super) fn now() -> Self {
+    /// Returns the current point.
+    pub fn now() -> Self {
         ThreadTime(spent())
     }
 
     /// Returns the processor time since this point. Call it on the same thread.
-    pub(super) fn elapsed(&self) -> Duration {
+    pub fn elapsed(&self) -> Duration {
         spent().saturating_sub(self.0)
     }
 }
