@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use meganeura_core::random::mix;
 use meganeura_llm::Sampling;
 use meganeura_llm::engine::{ChosenToken, Finish, SequenceRequest};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -181,6 +182,15 @@ impl App {
     }
 }
 
+/// Returns the seed of a choice: other random numbers for each choice, and the seed of the request for the first one.
+fn choice_seed(seed: u64, number: usize) -> u64 {
+    match number as u64 {
+        0 => seed,
+        // The sum alone would repeat the numbers of a request with the next seed.
+        number => mix(seed.wrapping_add(mix(number))),
+    }
+}
+
 impl Generation {
     /// Starts to generate `options.count` choices for each prompt. Adds the request's memory to `unsent`. If the request is a completion, the decoded text
     /// continues that of the prompt.
@@ -233,10 +243,12 @@ impl Generation {
             let behind = if are_completions { &prompt[..] } else { &[] };
             for number in 0..options.count {
                 let cancelled = Arc::new(AtomicBool::new(false));
+                // With a seed of the client, the texts of a prompt do not depend on the other prompts. Otherwise the texts
+                // of equal prompts differ.
+                let number = if options.has_seed { number } else { choices.len() };
                 let request = SequenceRequest {
-                    // Each text draws other numbers.
                     sampling: Sampling {
-                        seed: options.sampling.seed.wrapping_add(number as u64),
+                        seed: choice_seed(options.sampling.seed, number),
                         ..options.sampling
                     },
                     stop: stop.clone(),

@@ -83,6 +83,8 @@ pub(crate) struct TextOptions {
     /// True to continue after end-of-sequence tokens.
     pub(crate) ignore_eos: bool,
     pub(crate) sampling: Sampling,
+    /// True if the client chose the seed.
+    pub(crate) has_seed: bool,
     pub(crate) logit_bias: Vec<(u32, f32)>,
     /// Number of texts to generate for each prompt.
     pub(crate) count: usize,
@@ -196,6 +198,7 @@ impl Common {
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or_else(random, |seed| seed as u64),
         };
+        let has_seed = self.seed.is_some();
         check_sampling(sampling)?;
         let (stop, stop_tokens) = stops(self.stop, self.stop_token_ids, app)?;
         let structured = self.structured_outputs.unwrap_or_default();
@@ -244,6 +247,7 @@ impl Common {
             min_tokens,
             ignore_eos,
             sampling,
+            has_seed,
             logit_bias: biases(self.logit_bias, app.vocab)?,
             count,
             stop,

@@ -76,6 +76,23 @@ fn several_prompts_and_texts_and_seeds() {
     let body = json!({"prompt": "Alice", "max_tokens": 16, "temperature": 1.0});
     let [first, second] = [(); 2].map(|()| texts(&server.post("/v1/completions", &body).json()));
     assert_ne!(first, second);
+    // So does each of several equal prompts. With a seed, they have equal texts.
+    let mut body = json!({"prompt": vec!["Alice"; 5], "max_tokens": 16, "temperature": 1.0});
+    let mut drawn = texts(&server.post("/v1/completions", &body).json());
+    drawn.sort();
+    drawn.dedup();
+    assert_eq!(drawn.len(), 5);
+    body["seed"] = json!(7);
+    let mut seeded = texts(&server.post("/v1/completions", &body).json());
+    seeded.dedup();
+    assert_eq!(seeded.len(), 1);
+    // The second text of a seed is not the first one of the next seed.
+    let [own, next] = [7, 8].map(|seed| {
+        let body = json!({"prompt": "Alice", "n": 2, "max_tokens": 16, "temperature": 1.0, "seed": seed});
+        texts(&server.post("/v1/completions", &body).json())
+    });
+    assert_eq!(own[0], seeded[0]);
+    assert_ne!(own[1], next[0]);
 }
 
 #[test]
