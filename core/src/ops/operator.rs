@@ -343,6 +343,12 @@ pub trait Operator: Send + Sync + 'static {
             _ => ChannelsLast::No,
         }
     }
+    /// Returns `true` if a graph for inference is to be rewritten with the decomposition on devices without a kernel.
+    /// Otherwise the plan decomposes such calls after rewriting.
+    fn expands_before_rewriting(&self) -> bool {
+        false
+    }
+
     /// Returns the version of the operator's meaning. Increase it with each change, so that cached plans are rejected.
     fn version(&self) -> u32 {
         1

@@ -150,7 +150,7 @@ fn dequantize(g: &mut Graph, words: Value, scales: Value, format: BlockFormat, s
 
 /// Extracts numbers of `width` bits from words `[blocks, words]`, giving `[blocks, rounds, words, 4]`: each round
 /// extracts four numbers of each word, with the next four of `shifts`.
-fn bits(g: &mut Graph, words: Value, width: u32, shifts: &[u32]) -> NodeId {
+pub(super) fn bits(g: &mut Graph, words: Value, width: u32, shifts: &[u32]) -> NodeId {
     let (rounds, count) = (shifts.len() / 4, g.shape(words).last().copied().unwrap_or(0));
     let blocks = g.shape(words).first().copied().unwrap_or(0);
     let words = g.reshape(words, &[blocks, 1, count, 1]);
