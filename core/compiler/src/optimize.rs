@@ -10,10 +10,14 @@ use crate::cluster::{cluster_pass, join_projections};
 use crate::rewrite::clean::clean;
 pub use crate::rewrite::{Fusion, OptimizeReport};
 use crate::rewrite::{Pass, Request, SimulatedDevice, apply_rules, join, rewrite};
+use meganeura_core::TensorType;
+use meganeura_core::backend::KernelDesc;
 use meganeura_core::config::Config;
-use meganeura_core::error::{Result, unwrap_report};
-use meganeura_core::graph::{Graph, Value};
+use meganeura_core::cost::Target;
+use meganeura_core::error::{Error, Result, unwrap_report};
+use meganeura_core::graph::{Graph, NodeId, Value};
 use meganeura_core::ops::{Expansion, InferenceForm};
+use meganeura_core::reference::expand_into;
 use meganeura_core::select;
 
 /// Optimizes a graph for the device that environment and configuration file select. For a graph with gradients, it uses
@@ -152,30 +156,79 @@ pub fn apply_group_norm_silu_fusions(graph: &mut Graph) -> usize {
 /// All errors of [`Graph::verify`], for the graph or an operator's inference form.
 pub fn for_inference(graph: &Graph) -> Result<Graph> {
     graph.verify()?;
+    let mut out = replaced(graph, |out, id, inputs| {
+        let node = &graph.nodes()[id.index()];
+        let Some((op, attrs)) = node.op() else { return Ok(None) };
+        let InferenceForm::Rewrite(rewrite) = op.get().inference() else {
+            return Ok(None);
+        };
+        let values = rewrite(&mut Expansion {
+            graph: out,
+            attrs,
+            inputs,
+            outputs: &node.outputs,
+        });
+        values.map(Some).map_err(|message| {
+            let label = graph.label(id);
+            Error::graph(format!("inference form of {label}: {message}"), "")
+        })
+    })?;
+    out.drop_idle_effects();
+    // Remove scalars and other nodes that only removed nodes used.
+    let (out, _, _) = clean(&out)?;
+    out.verify()?;
+    Ok(out)
+}
+
+/// Returns the graph with decompositions instead of the calls that ask for it
+/// ([`Operator::expands_before_rewriting`](meganeura_core::ops::Operator::expands_before_rewriting)) and that the target
+/// has no kernel for.
+///
+/// # Errors
+/// Errors of a decomposition.
+pub(crate) fn expand_unsupported(graph: Graph, target: &dyn Target) -> Result<Graph> {
+    let expands = |id: NodeId| {
+        let node = &graph.nodes()[id.index()];
+        let (op, attrs) = node.op().filter(|(op, _)| op.get().expands_before_rewriting())?;
+        let inputs: Vec<TensorType> = node
+            .inputs
+            .iter()
+            .map(|&v| graph.ty(v).cloned())
+            .collect::<Option<_>>()?;
+        let kernel = KernelDesc {
+            name: op.name(),
+            version: op.version(),
+            attrs,
+            inputs: &inputs,
+            outputs: &node.outputs,
+        };
+        target.launches(&kernel).is_none().then_some((op, attrs, &node.outputs))
+    };
+    let mut ids = (0..graph.nodes().len()).map(|i| NodeId::new(i as u32));
+    if !ids.any(|id| expands(id).is_some()) {
+        return Ok(graph);
+    }
+    replaced(&graph, |out, id, inputs| {
+        let call = expands(id);
+        call.map(|(op, attrs, outputs)| expand_into(out, op, attrs, inputs, outputs))
+            .transpose()
+    })
+}
+
+/// Copies a graph. `replace` receives the new graph, a node and its new operands; it builds other values for the node's
+/// results, or returns `None` to copy the node.
+fn replaced(
+    graph: &Graph,
+    replace: impl Fn(&mut Graph, NodeId, &[Value]) -> Result<Option<Vec<Value>>>,
+) -> Result<Graph> {
     let mut out = Graph::new();
     let mut map: HashMap<Value, Value> = HashMap::new();
     for id in graph.topological_order()? {
         let node = &graph.nodes()[id.index()];
         let inputs: Vec<Value> = node.inputs.iter().map(|v| map[v]).collect();
         let ports = (0..node.outputs.len() as u32).map(|port| Value { node: id, port });
-        let rewritten = match node.op().map(|(op, attrs)| (op.get().inference(), attrs)) {
-            Some((InferenceForm::Rewrite(rewrite), attrs)) => {
-                let expansion = |g: &mut Graph| {
-                    rewrite(&mut Expansion {
-                        graph: g,
-                        attrs,
-                        inputs: &inputs,
-                        outputs: &node.outputs,
-                    })
-                };
-                let provenance = graph.provenance(id);
-                Some(out.with_provenance(provenance, expansion).map_err(|message| {
-                    meganeura_core::error::Error::graph(format!("inference form of {}: {message}", graph.label(id)), "")
-                })?)
-            }
-            _ => None,
-        };
-        match rewritten {
+        let values = out.with_provenance(graph.provenance(id), |g: &mut Graph| replace(g, id, &inputs))?;
+        match values {
             Some(values) => map.extend(ports.zip(values)),
             None => {
                 let new = out.copy_node(graph, id, inputs);
@@ -192,9 +245,54 @@ pub fn for_inference(graph: &Graph) -> Result<Graph> {
         }
     }
     out.adopt_roots(graph, |v| map[&v]);
-    out.drop_idle_effects();
-    // Remove scalars and other nodes that only removed nodes used.
-    let (out, _, _) = clean(&out)?;
-    out.verify()?;
     Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use meganeura_core::DType;
+    use meganeura_core::backend::CostModel;
+    use meganeura_core::cost::SimulatedDevice;
+
+    use super::*;
+
+    /// A device without a kernel for one operator.
+    struct Without(&'static str);
+
+    impl Target for Without {
+        fn cost_model(&self) -> CostModel {
+            SimulatedDevice::discrete_gpu().0
+        }
+
+        fn launches(&self, kernel: &KernelDesc) -> Option<u32> {
+            (kernel.name != self.0).then_some(1)
+        }
+    }
+
+    #[test]
+    fn products_of_bytes_are_expanded_for_devices_without_a_kernel() {
+        let mut g = Graph::new();
+        let x = g.input("x", &[3, 8]);
+        let scale = g.scalar(0.1);
+        let zero = g.scalar_of(DType::I32, 3.0);
+        let words = g.parameter_typed("words", &[5, 2], DType::U32);
+        let scales = g.parameter("scales", &[5]);
+        let y = g.int8_matmul(x, scale, zero, words, scales, false);
+        let y = g.relu(y);
+        g.set_outputs(vec![y]);
+        let names = |graph: &Graph| -> Vec<&str> {
+            let ops = graph.nodes().iter().filter_map(|node| node.op());
+            ops.map(|(op, _)| op.name()).collect()
+        };
+        let same = expand_unsupported(g.clone(), &Without("core.relu")).expect("a graph");
+        assert_eq!(names(&same), ["core.int8_matmul", "core.relu"]);
+        let expanded = expand_unsupported(g, &Without("core.int8_matmul")).expect("a graph");
+        let names = names(&expanded);
+        assert!(
+            names.contains(&"core.matmul") && names.contains(&"core.relu"),
+            "{names:?}"
+        );
+        assert!(!names.contains(&"core.int8_matmul"), "{names:?}");
+        expanded.verify().expect("a graph that verifies");
+    }
 }

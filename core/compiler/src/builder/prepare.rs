@@ -6,7 +6,7 @@ use meganeura_core::graph::Graph;
 use meganeura_core::mode::Mode;
 use meganeura_core::plan::optimizer::Update;
 
-use crate::optimize::{OptimizeReport, for_inference, optimize_for};
+use crate::optimize::{OptimizeReport, expand_unsupported, for_inference, optimize_for};
 use crate::rewrite::{Pass, Request, RewriteConfig, Target};
 
 /// Runs all graph passes before compilation, for a device or a simulated one.
@@ -28,7 +28,10 @@ pub fn prepare(
         group_of: &group_of,
     };
     match mode {
-        Mode::Inference => optimize_for(&for_inference(graph)?, &request(Pass::Inference)),
+        Mode::Inference => {
+            let graph = expand_unsupported(for_inference(graph)?, target)?;
+            optimize_for(&graph, &request(Pass::Inference))
+        }
         Mode::Training => {
             let (forward, mut report) = optimize_for(graph, &request(Pass::Forward))?;
             let differentiate = tracing::debug_span!("differentiate").entered();
