@@ -6,6 +6,7 @@
 //! kernel. Results are therefore bitwise equal for any number of threads.
 
 mod block;
+pub(crate) mod int8;
 mod kernels;
 mod matrix;
 mod pack;

@@ -8,9 +8,9 @@ use crate::order::Order;
 
 use super::{
     along_axis, arg_extreme, attention, batch_norm, cache_write, cast, channel_norm_grad, conv, decision_trees,
-    experts, fused, gated, index, matmul, movement, norm, norm_grad, optimizer, paged_cache_write, pointwise, pool2d,
-    pool2d_nhwc, quantized, quantized_cache_write, random, recurrent, reduce, registered, rope, sampling_threshold,
-    scan, scatter, softmax, sum_squares, top_k, triangle, upsample2d, variance,
+    experts, fused, gated, index, int8, matmul, movement, norm, norm_grad, optimizer, paged_cache_write, pointwise,
+    pool2d, pool2d_nhwc, quantized, quantized_cache_write, random, recurrent, reduce, registered, rope,
+    sampling_threshold, scan, scatter, softmax, sum_squares, top_k, triangle, upsample2d, variance,
 };
 
 /// Finds the kernel of an operator: built in, or registered by another crate.
@@ -42,6 +42,8 @@ const ORDERS: &[(&str, OrderFn)] = &[
     experts::ORDER,
     fused::ORDER,
     index::ORDER,
+    int8::ORDERS[0],
+    int8::ORDERS[1],
     matmul::ORDERS[0],
     matmul::ORDERS[1],
     quantized::ORDER,
@@ -62,6 +64,7 @@ const TABLES: &[&[KernelDef]] = &[
     fused::KERNELS,
     gated::KERNELS,
     index::KERNELS,
+    int8::KERNELS,
     matmul::KERNELS,
     movement::KERNELS,
     norm::KERNELS,

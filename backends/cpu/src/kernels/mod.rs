@@ -19,6 +19,7 @@ mod experts;
 mod fused;
 mod gated;
 mod index;
+mod int8;
 mod matmul;
 mod movement;
 mod norm;
