@@ -30,6 +30,7 @@ mod ops;
 mod port;
 mod preflight;
 mod proto;
+mod quantize;
 mod read;
 mod report;
 mod runner;
@@ -50,6 +51,7 @@ pub use import::{
 pub use model::Model;
 pub use ops::{Build, Fold, OnnxOp, Registration, Support, operators};
 pub use port::{Dim, Dims, Port};
+pub use quantize::{QuantizeOptions, QuantizeReport, Quantizer};
 pub use report::Report;
 pub use runner::Runner;
 pub use shared::SharedRunner;

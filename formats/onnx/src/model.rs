@@ -72,6 +72,10 @@ impl Model {
             ));
         }
         let proto = ModelProto::decode(bytes).map_err(|e| Error::broken(format!("this is not an ONNX model: {e}")))?;
+        Model::of(proto)
+    }
+
+    fn of(proto: ModelProto) -> Result<Self> {
         let Some(graph) = proto.graph.as_deref() else {
             return Err(Error::broken("this is not an ONNX model: it has no graph"));
         };
@@ -97,6 +101,23 @@ impl Model {
             path: None,
             proto,
         })
+    }
+
+    /// Returns a changed model, whose data in other files are in the same folder.
+    pub(crate) fn changed(&self, change: impl FnOnce(&mut ModelProto)) -> Result<Self> {
+        let mut proto = self.proto.clone();
+        change(&mut proto);
+        Ok(Model {
+            path: self.path.clone(),
+            ..Model::of(proto)?
+        })
+    }
+
+    /// Returns the version of the operators of ONNX; 1 if the file does not specify it.
+    pub(crate) fn opset(&self) -> i64 {
+        self.opsets()
+            .find(|(name, _)| name.is_empty() || *name == "ai.onnx")
+            .map_or(1, |(_, version)| version)
     }
 
     /// Returns the inputs of the model, in the order of the file.

@@ -324,6 +324,19 @@ fn open_external(place: &Location, bytes: usize) -> Result<File, ReadError> {
     Ok(file)
 }
 
+/// Reads a tensor's elements from another file into the tensor itself.
+pub(crate) fn read_into(proto: &mut TensorProto, folder: Option<&Path>) -> Result<(), ReadError> {
+    if proto.data_location != 1 {
+        return Ok(());
+    }
+    let (element, dims) = tensor_type(proto)?;
+    let bytes = (element_count(&dims).unwrap_or(0) * element.bits()).div_ceil(8);
+    proto.raw_data = read_external(proto, folder, bytes)?.into();
+    proto.external_data.clear();
+    proto.data_location = 0;
+    Ok(())
+}
+
 fn read_external(proto: &TensorProto, folder: Option<&Path>, bytes: usize) -> Result<Vec<u8>, ReadError> {
     let place = location(proto, folder)?;
     let mut file = open_external(&place, bytes)?;

@@ -86,7 +86,7 @@ pub fn export(
 }
 
 /// Writes a model to a file, and its weights to a second file if they are large.
-fn write(mut model: ModelProto, options: &ExportOptions, path: &Path) -> Result<()> {
+pub(crate) fn write(mut model: ModelProto, options: &ExportOptions, path: &Path) -> Result<()> {
     let io = |source| Error::Io {
         path: path.to_owned(),
         source,

@@ -4,6 +4,7 @@
 
 mod call;
 mod flag;
+mod frame;
 mod guard;
 mod inputs;
 mod labels;
@@ -23,9 +24,10 @@ use crate::element::ElementType;
 use crate::error::{Error, Issue, IssueKind, Result};
 use crate::model::{Model, domain};
 use crate::ops::{self, OnnxOp};
-use crate::proto::{FunctionProto, GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
+use crate::proto::{FunctionProto, GraphProto, NodeProto, TensorProto};
 use crate::read::{ReadError, STRING, read_strings, read_tensor};
 use crate::small::SmallFloat;
+use frame::Frame;
 use made::MemoryLimit;
 
 pub use call::Call;
@@ -75,19 +77,6 @@ pub(crate) fn try_import(model: &Model, options: &ImportOptions) -> (Option<Impo
 /// Kind and message of the issue of a node that cannot be imported.
 pub(crate) type Failure = (IssueKind, String);
 
-/// Scope of the values of a graph or function. A branch can also use the values of the enclosing scope, a function
-/// cannot.
-struct Frame<'m> {
-    /// Values by name; `None` if the node of the value failed.
-    values: HashMap<&'m str, Option<Operand>>,
-    sees_parent: bool,
-    /// Prefix of the names of leaves (constants and parameters) and nodes.
-    prefix: String,
-    /// Attributes of the function call.
-    attributes: Attributes<'m>,
-    opsets: &'m [OperatorSetIdProto],
-}
-
 pub(crate) struct Importer<'m> {
     model: &'m Model,
     options: &'m ImportOptions,
@@ -108,19 +97,6 @@ pub(crate) struct Importer<'m> {
     labels: Vec<OutputLabels>,
     /// Conditions of the enclosing branches that are computed in a step, not at import.
     conditions: Vec<Value>,
-}
-
-impl<'m> Frame<'m> {
-    /// Returns the frame of the main graph.
-    fn top(opsets: &'m [OperatorSetIdProto]) -> Self {
-        Frame {
-            values: HashMap::new(),
-            sees_parent: false,
-            prefix: String::new(),
-            attributes: Attributes::default(),
-            opsets,
-        }
-    }
 }
 
 impl<'m> Importer<'m> {
@@ -155,7 +131,7 @@ impl<'m> Importer<'m> {
     fn run(&mut self) -> Option<Import> {
         let graph = self.model.graph_proto()?;
         let opsets = self.model.proto.opset_import.as_slice();
-        self.frames.push(Frame::top(opsets));
+        self.frames.push(Frame::of(graph, opsets));
         let inputs = self.declare_inputs(graph);
         self.import_nodes(graph);
         let outputs: Vec<Option<(TensorInfo, Value)>> = graph.output.iter().map(|o| self.output(&o.name)).collect();
@@ -290,6 +266,7 @@ impl<'m> Importer<'m> {
                 None
             }
         };
+        self.note_quantizer(node);
         let mut outputs = outputs.map(Vec::into_iter);
         for name in &node.output {
             let operand = outputs.as_mut().and_then(Iterator::next);
@@ -404,10 +381,9 @@ impl<'m> Importer<'m> {
         self.functions.push(function);
         self.frames.push(Frame {
             values,
-            sees_parent: false,
             prefix,
             attributes,
-            opsets: &function.opset_import,
+            ..Frame::of_function(function)
         });
         for inner in &function.node {
             self.node(inner);
@@ -450,7 +426,7 @@ impl<'m> Importer<'m> {
             sees_parent: true,
             prefix,
             attributes,
-            opsets,
+            ..Frame::of(graph, opsets)
         });
         self.import_nodes(graph);
         let results: Vec<_> = graph.output.iter().map(|o| self.lookup(&o.name)).collect();
@@ -568,7 +544,7 @@ enum Operator<'m> {
 }
 
 /// Returns the function of the model that a node calls.
-fn find_function<'m>(model: &'m Model, node: &NodeProto) -> Option<&'m FunctionProto> {
+pub(super) fn find_function<'m>(model: &'m Model, node: &NodeProto) -> Option<&'m FunctionProto> {
     let functions = model.proto.functions.iter();
     let mut same = functions
         .filter(|f| f.name == node.op_type && domain(&f.domain) == domain(&node.domain) && f.overload == node.overload);

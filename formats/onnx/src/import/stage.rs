@@ -120,7 +120,7 @@ impl<'m> Importer<'m> {
     pub(super) fn stage(&mut self, progress: &'m Progress) -> Option<Stage> {
         let graph = self.model.graph_proto()?;
         let opsets = self.model.proto.opset_import.as_slice();
-        self.frames.push(Frame::top(opsets));
+        self.frames.push(Frame::of(graph, opsets));
         let mut inputs = self.declare_inputs(graph);
         self.import_initializers(graph);
         let mut nodes = Vec::new();

@@ -4,6 +4,7 @@ use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::{Conv1dOptions, Conv2dOptions, ConvTranspose2dOptions};
 
+use super::int8::{self, Quantized};
 use super::window::{Windows, declared_pads};
 use super::{OnnxOp, limits, op};
 use crate::element::ElementType;
@@ -30,7 +31,7 @@ pub(super) fn add_channels(call: &mut Call, y: Value, bias: Value) -> Value {
     graph.add(y, bias).into()
 }
 
-fn groups(call: &Call) -> Result<u32, String> {
+pub(super) fn groups(call: &Call) -> Result<u32, String> {
     let groups = call.int("group", 1)?;
     u32::try_from(groups)
         .ok()
@@ -40,8 +41,13 @@ fn groups(call: &Call) -> Result<u32, String> {
 
 fn conv(call: &mut Call) -> Built {
     let element = call.element(0)?;
-    let (x, w) = (call.value(0)?, call.value(1)?);
-    let mut y = convolve(call, x, w)?;
+    let mut y = match int8::convolution(call)? {
+        Some(y) => y,
+        None => {
+            let (x, w) = (call.value(0)?, call.value(1)?);
+            convolve(call, x, w)?
+        }
+    };
     if let Some(bias) = call.optional(2)? {
         y = add_channels(call, y, bias);
     }
@@ -117,11 +123,18 @@ pub(super) fn convolve(call: &mut Call, x: Value, w: Value) -> Result<Value, Str
 }
 
 fn conv_integer(call: &mut Call) -> Built {
-    let x = centred(call, 0, 2)?;
-    let w = centred(call, 1, 3)?;
-    let y = convolve(call, x, w)?;
+    let y = integer_convolution(call, [0, 2], [1, 3])?;
     let y = call.graph().cast(y, DType::I32);
     call.one(y, ElementType::I32)
+}
+
+/// Returns the convolution of two integer operands minus their zero points, in `f32`.
+pub(super) fn integer_convolution(call: &mut Call, x: Quantized, w: Quantized) -> Result<Value, String> {
+    if let Some(y) = int8::integer_convolution(call, x, w)? {
+        return Ok(y);
+    }
+    let (x, w) = (centred(call, x[0], x[1])?, centred(call, w[0], w[1])?);
+    convolve(call, x, w)
 }
 
 /// Returns an integer operand minus its zero point, in `f32`.

@@ -3,7 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
-use super::{OnnxOp, limits, ms, op};
+use super::{OnnxOp, int8, limits, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -181,6 +181,9 @@ fn exceeds_32_bits(call: &mut Call, mut parts: Vec<Value>, y: Value, element: El
 
 fn matmul(call: &mut Call) -> Built {
     let element = call.element(0)?;
+    if let Some(y) = int8::matmul(call, false)? {
+        return call.one(y, element);
+    }
     let (a, b) = (call.value(0)?, call.value(1)?);
     let y = if element.is_float() {
         product(call, a, b)?
@@ -191,6 +194,14 @@ fn matmul(call: &mut Call) -> Built {
 }
 
 fn matmul_integer(call: &mut Call) -> Built {
+    // Sums beyond 2^24 are rounded, which only a conversion to floats permits.
+    let is_exact = call.dims(0)?.last().is_some_and(|&terms| terms <= MAX_EXACT_TERMS);
+    if (is_exact || call.is_converted_to_floats())
+        && let Some(y) = int8::integer_matmul(call, [0, 2], [1, 3], false)?
+    {
+        let y = call.graph().cast(y, DType::I32);
+        return call.one(y, ElementType::I32);
+    }
     let (a, b) = (call.value(0)?, call.value(1)?);
     let (a, b) = (
         call.as_element(a, ElementType::I32),
@@ -224,23 +235,16 @@ fn matmul_integer(call: &mut Call) -> Built {
 /// Builds `alpha op(A) op(B) + beta C`.
 fn gemm(call: &mut Call) -> Built {
     let element = call.element(0)?;
-    let (a, b) = (call.value(0)?, call.value(1)?);
     let (alpha, beta) = (call.float("alpha", 1.0)?, call.float("beta", 1.0)?);
     let (trans_a, trans_b) = (call.int("transA", 0)? != 0, call.int("transB", 0)? != 0);
     if !element.is_float() {
         return Err(format!("{element} is not supported"));
     }
-    let graph = call.graph();
-    let mut y: Value = match (trans_a, trans_b) {
-        (false, false) => graph.matmul(a, b),
-        (true, false) => graph.matmul_at(a, b),
-        (false, true) => graph.matmul_bt(a, b),
-        (true, true) => {
-            let a = graph.transpose(a);
-            graph.matmul_bt(a, b)
-        }
-    }
-    .into();
+    let of_bytes = if trans_a { None } else { int8::matmul(call, trans_b)? };
+    let mut y = match of_bytes {
+        Some(y) => y,
+        None => float_gemm(call, [trans_a, trans_b])?,
+    };
     if alpha != 1.0 {
         let alpha = call.scalar(element, alpha.into());
         y = call.graph().mul(y, alpha).into();
@@ -253,6 +257,21 @@ fn gemm(call: &mut Call) -> Built {
         y = call.graph().add(y, c).into();
     }
     call.one(y, element)
+}
+
+fn float_gemm(call: &mut Call, transposed: [bool; 2]) -> Result<Value, String> {
+    let (a, b) = (call.value(0)?, call.value(1)?);
+    let graph = call.graph();
+    let y = match transposed {
+        [false, false] => graph.matmul(a, b),
+        [true, false] => graph.matmul_at(a, b),
+        [false, true] => graph.matmul_bt(a, b),
+        [true, true] => {
+            let a = graph.transpose(a);
+            graph.matmul_bt(a, b)
+        }
+    };
+    Ok(y.into())
 }
 
 fn fused_matmul(call: &mut Call) -> Built {

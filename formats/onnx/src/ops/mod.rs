@@ -15,6 +15,7 @@ mod fold;
 mod fourier;
 mod group_query;
 mod index;
+mod int8;
 mod known;
 mod layout;
 mod limits;

@@ -3,7 +3,7 @@
 use meganeura_core::graph::{Graph, Value};
 
 use super::quantized::{centred_matrix, matrix_scale, saturated};
-use super::{OnnxOp, conv, matmul, ms};
+use super::{OnnxOp, conv, int8, matmul, ms};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -114,17 +114,26 @@ fn choose(call: &mut Call) -> Built {
 fn gemm(call: &mut Call) -> Built {
     let transposed = [call.int("transA", 0)? != 0, call.int("transB", 0)? != 0];
     let alpha = call.float("alpha", 1.0)?;
-    let a = centred_matrix(call, 0, 2, false)?;
-    // If B is transposed, zero points for the product's columns form a column.
-    let b = centred_matrix(call, 3, 5, transposed[1])?;
-    let [a, b] = [(a, transposed[0]), (b, transposed[1])]
-        .map(|(x, swapped)| if swapped { matmul::swap_last(call, x) } else { x });
-    let mut product = matmul::integer_product(call, a, b)?;
+    let of_bytes = match transposed[0] {
+        false => int8::integer_matmul(call, [0, 2], [3, 5], transposed[1])?,
+        true => None,
+    };
+    let mut product = match of_bytes {
+        Some(product) => product,
+        None => {
+            let a = centred_matrix(call, 0, 2, false)?;
+            // If B is transposed, zero points for the product's columns form a column.
+            let b = centred_matrix(call, 3, 5, transposed[1])?;
+            let [a, b] = [(a, transposed[0]), (b, transposed[1])]
+                .map(|(x, swapped)| if swapped { matmul::swap_last(call, x) } else { x });
+            let product = matmul::integer_product(call, a, b)?;
+            call.as_f32(product)
+        }
+    };
     if let Some(c) = call.optional(6)? {
-        let c = call.as_element(c, ElementType::I32);
+        let c = call.as_f32(c);
         product = call.graph().add(product, c).into();
     }
-    let product = call.as_f32(product);
     let (a_scale, b_scale) = (matrix_scale(call, 1, false)?, matrix_scale(call, 4, false)?);
     let alpha = call.scalar(ElementType::F32, alpha.into());
     let graph = call.graph();

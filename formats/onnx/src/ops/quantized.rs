@@ -3,6 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
+use super::int8::{self, Quantized};
 use super::{OnnxOp, conv, fold, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
@@ -225,12 +226,20 @@ pub(super) fn matrix_scale(call: &mut Call, i: usize, rows: bool) -> Result<Valu
     })
 }
 
+/// Returns the product of two integer matrices minus their zero points, in `f32`.
+fn float_product(call: &mut Call, a: Quantized, b: Quantized) -> Result<Value, String> {
+    if let Some(y) = int8::integer_matmul(call, a, b, false)? {
+        return Ok(y);
+    }
+    let a = centred_matrix(call, a[0], a[1], true)?;
+    let b = centred_matrix(call, b[0], b[1], false)?;
+    let product = super::matmul::integer_product(call, a, b)?;
+    Ok(call.as_f32(product))
+}
+
 fn qlinear_matmul(call: &mut Call) -> Built {
     let element = call.element(7)?;
-    let a = centred_matrix(call, 0, 2, true)?;
-    let b = centred_matrix(call, 3, 5, false)?;
-    let product = super::matmul::integer_product(call, a, b)?;
-    let product = call.as_f32(product);
+    let product = float_product(call, [0, 2], [3, 5])?;
     let (a_scale, b_scale) = (matrix_scale(call, 1, true)?, matrix_scale(call, 4, false)?);
     let (y_scale, y_zero) = (matrix_scale(call, 6, true)?, matrix_scale(call, 7, true)?);
     let graph = call.graph();
@@ -243,9 +252,7 @@ fn qlinear_matmul(call: &mut Call) -> Built {
 
 fn qlinear_conv(call: &mut Call) -> Built {
     let element = call.element(7)?;
-    let x = conv::centred(call, 0, 2)?;
-    let w = conv::centred(call, 3, 5)?;
-    let mut y = conv::convolve(call, x, w)?;
+    let mut y = conv::integer_convolution(call, [0, 2], [3, 5])?;
     if let Some(bias) = call.optional(8)? {
         let bias = call.as_f32(bias);
         y = conv::add_channels(call, y, bias);
@@ -276,10 +283,7 @@ fn qlinear_conv(call: &mut Call) -> Built {
 
 /// Builds `a_scale b_scale (a - a_zero) (b - b_zero) + bias`.
 fn matmul_integer_to_float(call: &mut Call) -> Built {
-    let a = centred_matrix(call, 0, 4, true)?;
-    let b = centred_matrix(call, 1, 5, false)?;
-    let product = super::matmul::integer_product(call, a, b)?;
-    let product = call.as_f32(product);
+    let product = float_product(call, [0, 4], [1, 5])?;
     let (a_scale, b_scale) = (matrix_scale(call, 2, true)?, matrix_scale(call, 3, false)?);
     let graph = call.graph();
     let factor = graph.mul(a_scale, b_scale);
