@@ -66,6 +66,8 @@ enum Command {
     Check(onnx::CheckArgs),
     /// Run an ONNX model on NumPy arrays.
     Run(onnx::RunArgs),
+    /// Quantize an ONNX model to 8 bits (W8A8).
+    Quantize(onnx::QuantizeArgs),
     /// Export a trained model to an ONNX file.
     Export(onnx::ExportArgs),
     /// Continue a text with a language model.
@@ -193,6 +195,7 @@ fn run_command(cli: &Cli) -> commands::Outcome {
         Command::Evaluate(args) => evaluation::evaluate(args),
         Command::Check(args) => onnx::check(args),
         Command::Run(args) => onnx::run(args),
+        Command::Quantize(args) => onnx::quantize(args),
         Command::Export(args) => onnx::export(args),
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),

@@ -35,6 +35,7 @@ mod precision;
 mod predict;
 #[cfg(feature = "hub")]
 mod pull;
+mod quantize;
 mod remainder;
 mod report;
 mod saved;

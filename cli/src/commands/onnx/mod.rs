@@ -1,12 +1,14 @@
-//! Commands `meganeura check`, `meganeura run` and `meganeura export` for ONNX models.
+//! Commands `meganeura check`, `meganeura run`, `meganeura quantize` and `meganeura export` for ONNX models.
 
 mod arrays;
 mod check;
 mod export;
+mod quantize;
 mod run;
 
 pub(crate) use check::{Args as CheckArgs, run as check};
 pub(crate) use export::{Args as ExportArgs, run as export};
+pub(crate) use quantize::{Args as QuantizeArgs, run as quantize};
 pub(crate) use run::{Args as RunArgs, run};
 
 use std::error::Error;
