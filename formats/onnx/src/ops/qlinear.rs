@@ -114,9 +114,10 @@ fn choose(call: &mut Call) -> Built {
 fn gemm(call: &mut Call) -> Built {
     let transposed = [call.int("transA", 0)? != 0, call.int("transB", 0)? != 0];
     let alpha = call.float("alpha", 1.0)?;
-    let of_bytes = match transposed[0] {
-        false => int8::integer_matmul(call, [0, 2], [3, 5], transposed[1])?,
-        true => None,
+    let of_bytes = if transposed[0] {
+        None
+    } else {
+        int8::integer_matmul(call, [0, 2], [3, 5], transposed[1])?
     };
     let mut product = match of_bytes {
         Some(product) => product,
