@@ -34,7 +34,7 @@ fn a_model_is_quantized_checked_and_run() {
         "{out}"
     );
 
-    // The results of the quantized model differ a little from those of the model.
+    // The quantized model does not have exactly the results of the original one.
     let reference = data.display().to_string();
     let check = |tolerance: &str| {
         call(&[
@@ -79,16 +79,27 @@ fn what_cannot_be_quantized_says_why() {
     let folder = tempfile::tempdir().expect("a folder");
     let output = folder.path().join("small.onnx").display().to_string();
     let convnet = model("convnet");
-    let cases: [(&[&str], &str); 5] = [
+    let nan = folder.path().join("nan");
+    fs::create_dir(&nan).expect("a folder");
+    let mut bytes = fs::read(data.join("convnet/input_0.npy")).expect("an array");
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(nan.join("input_0.npy"), bytes).expect("an array");
+    let (nan, empty) = (nan.display().to_string(), folder.path().join("empty"));
+    fs::create_dir(&empty).expect("a folder");
+    let empty = empty.display().to_string();
+    let cases: [(&[&str], &str); 7] = [
+        (&[&convnet, "--data", &nan], "nan: `"),
+        (
+            &["-o", &convnet, &convnet, "--random", "1"],
+            "cannot be used multiple times",
+        ),
         (
             &[&model("distances"), "--random", "1"],
             "no convolution or matrix product",
         ),
         (&[&convnet], "--data <DIR>"),
-        (
-            &[&convnet, "--data", &folder.path().display().to_string()],
-            "has neither `x.npy` nor `input_0.npy`",
-        ),
+        (&[&convnet, "--data", &empty], "has neither `x.npy` nor `input_0.npy`"),
         (
             &[&convnet, "--random", "1", "--percentile", "20"],
             "from 50 to 100, found 20",

@@ -171,8 +171,8 @@ fn conv2d(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     Ok(vec![g.mul(y, factor).into()])
 }
 
-/// Returns the operands of a sample: activations, which are integers, and weights. Quotients by the scale 0.75 are at
-/// least 1/6 away from ties, so that devices round them to the same integers. Some of them are beyond the range.
+/// Returns the operands of a sample. Activations are integers, and their scale is 0.75. Quotients are therefore at least 1/6
+/// away from ties, and all devices round them to the same integers. Some quotients are out of range.
 fn operands(x: &[usize], bound: u32, zero: i32, words: [usize; 2]) -> Vec<SampleInput> {
     vec![
         SampleInput::filled(DType::F32, x, Fill::Below(bound)),

@@ -103,20 +103,21 @@ impl Model {
         })
     }
 
-    /// Returns a changed model, whose data in other files are in the same folder.
-    pub(crate) fn changed(&self, change: impl FnOnce(&mut ModelProto)) -> Result<Self> {
+    /// Returns a model with a changed graph, and the result of `change`. Data in other files are in the same folder.
+    pub(crate) fn changed<T>(&self, change: impl FnOnce(&mut GraphProto) -> Result<T>) -> Result<(Self, T)> {
         let mut proto = self.proto.clone();
-        change(&mut proto);
-        Ok(Model {
+        let result = change(proto.graph.get_or_insert_default())?;
+        let model = Model {
             path: self.path.clone(),
             ..Model::of(proto)?
-        })
+        };
+        Ok((model, result))
     }
 
     /// Returns the version of the operators of ONNX; 1 if the file does not specify it.
     pub(crate) fn opset(&self) -> i64 {
         self.opsets()
-            .find(|(name, _)| name.is_empty() || *name == "ai.onnx")
+            .find(|(name, _)| name.is_empty())
             .map_or(1, |(_, version)| version)
     }
 

@@ -48,11 +48,16 @@ pub(crate) fn dimensions(dims: &[i64]) -> Result<Vec<usize>, String> {
     }
 }
 
+/// Returns the number of bytes that the elements of a tensor take in a file.
+fn stored_bytes(element: ElementType, dims: &[usize]) -> usize {
+    (element_count(dims).unwrap_or(0) * element.bits()).div_ceil(8)
+}
+
 /// Reads the tensor with its elements. `folder` is the folder of files with external data.
 pub(crate) fn read_tensor(proto: &TensorProto, folder: Option<&Path>) -> Result<Tensor, ReadError> {
     let (element, dims) = tensor_type(proto)?;
     let count = element_count(&dims).unwrap_or(0);
-    let bytes = (count * element.bits()).div_ceil(8);
+    let bytes = stored_bytes(element, &dims);
     let data = if proto.data_location == 1 {
         let data = read_external(proto, folder, bytes)?;
         from_bytes(element, count, &data)
@@ -330,8 +335,7 @@ pub(crate) fn read_into(proto: &mut TensorProto, folder: Option<&Path>) -> Resul
         return Ok(());
     }
     let (element, dims) = tensor_type(proto)?;
-    let bytes = (element_count(&dims).unwrap_or(0) * element.bits()).div_ceil(8);
-    proto.raw_data = read_external(proto, folder, bytes)?.into();
+    proto.raw_data = read_external(proto, folder, stored_bytes(element, &dims))?.into();
     proto.external_data.clear();
     proto.data_location = 0;
     Ok(())

@@ -186,7 +186,7 @@ impl App {
 fn choice_seed(seed: u64, number: usize) -> u64 {
     match number as u64 {
         0 => seed,
-        // The sum alone would repeat the numbers of a request with the next seed.
+        // Without mixing, choice 1 of a seed would equal choice 0 of the next seed.
         number => mix(seed.wrapping_add(mix(number))),
     }
 }

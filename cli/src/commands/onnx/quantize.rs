@@ -91,7 +91,8 @@ impl Args {
     }
 }
 
-/// Returns the folders of the samples: those in `data` with arrays, in the order of their names, or `data` itself.
+/// Returns the folders in `data`, each with a sample, in the order of their names. Returns `data` itself if it contains no
+/// folder.
 fn sample_folders(data: &Path) -> Result<Vec<PathBuf>> {
     let failed = |e: std::io::Error| format!("{}: {e}", data.display());
     let mut folders = Vec::new();
@@ -104,21 +105,14 @@ fn sample_folders(data: &Path) -> Result<Vec<PathBuf>> {
     if folders.is_empty() {
         return Ok(vec![data.to_owned()]);
     }
-    // `sample_2` comes before `sample_10`.
-    folders.sort_by_key(|path| {
-        let name = path
-            .file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        let digits: String = name.chars().rev().take_while(char::is_ascii_digit).collect();
-        let number = digits.chars().rev().collect::<String>().parse::<u64>().unwrap_or(0);
-        (
-            name.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned(),
-            number,
-            name.clone(),
-        )
-    });
+    folders.sort();
     Ok(folders)
+}
+
+/// Inputs of a run, and their name for messages.
+struct Sample {
+    name: String,
+    inputs: Vec<Tensor>,
 }
 
 /// Returns random inputs. Open dimensions have the size that `--dim` sets, or 1.
@@ -183,7 +177,10 @@ impl Accuracy {
 
     /// Returns the ratio of the results to the differences in decibels; infinite without differences.
     fn decibels(&self) -> f64 {
-        10.0 * (self.signal / self.noise).log10()
+        match self.noise {
+            0.0 => f64::INFINITY,
+            noise => 10.0 * (self.signal / noise).log10(),
+        }
     }
 }
 
@@ -193,9 +190,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Err(e) => return failed(e),
     };
     args.sizes().check(&model)?;
-    if args.output == args.model {
-        return Err("--output names the model itself: choose another file".into());
-    }
     let samples = samples(args, &model)?;
     let device = DeviceOptions {
         device: args.device.clone(),
@@ -204,11 +198,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let builder = device.builder()?;
     let mut quantizer = Quantizer::new(&model, &builder)?;
-    for (i, inputs) in samples.iter().enumerate() {
+    for (i, Sample { name, inputs }) in samples.iter().enumerate() {
         match quantizer.calibrate(inputs) {
             Ok(()) => {}
             Err(e @ meganeura::onnx::Error::Unsupported(_)) => return failed(e),
-            Err(e) => return Err(format!("sample {}: {e}", i + 1).into()),
+            Err(e) => return Err(format!("{name}: {e}").into()),
         }
         if (i + 1) % 50 == 0 {
             notice(format_args!("calibrated with {} of {} samples", i + 1, samples.len()))?;
@@ -223,7 +217,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         SharedRunner::new(&quantized, &builder)?,
     ];
     let mut accuracy: Vec<Accuracy> = Vec::new();
-    for inputs in &samples {
+    for Sample { inputs, .. } in &samples {
         let [wanted, found] = [runners[0].run(inputs)?, runners[1].run(inputs)?];
         accuracy.resize_with(wanted.len(), Accuracy::default);
         for (accuracy, (wanted, found)) in accuracy.iter_mut().zip(wanted.iter().zip(&found)) {
@@ -280,10 +274,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 /// Reads or draws the inputs of all samples.
-fn samples(args: &Args, model: &Model) -> Result<Vec<Vec<Tensor>>> {
+fn samples(args: &Args, model: &Model) -> Result<Vec<Sample>> {
     if let Some(count) = args.random {
         let mut rng = SplitMix64::new(1);
-        return (0..count).map(|_| random_inputs(model, args, &mut rng)).collect();
+        let mut sample = |number| -> Result<Sample> {
+            Ok(Sample {
+                name: format!("random sample {number}"),
+                inputs: random_inputs(model, args, &mut rng)?,
+            })
+        };
+        return (1..=count).map(&mut sample).collect();
     }
     let data = args.data.as_deref().ok_or("--data or --random is missing")?;
     let mut samples = Vec::new();
@@ -296,7 +296,10 @@ fn samples(args: &Args, model: &Model) -> Result<Vec<Vec<Tensor>>> {
             )
             .into());
         }
-        samples.push(inputs.tensors);
+        samples.push(Sample {
+            name: folder.display().to_string(),
+            inputs: inputs.tensors,
+        });
     }
     Ok(samples)
 }

@@ -65,10 +65,11 @@ impl<'m> Importer<'m> {
         }
     }
 
-    fn quantizer(&self, name: &str) -> Option<&'m NodeProto> {
+    /// Returns the innermost visible frame that contains a value of this name.
+    pub(super) fn frame_of(&self, name: &str) -> Option<&Frame<'m>> {
         for frame in self.frames.iter().rev() {
             if frame.values.contains_key(name) {
-                return frame.quantizers.get(name).copied();
+                return Some(frame);
             }
             if !frame.sees_parent {
                 return None;
@@ -83,7 +84,8 @@ impl<'m> Call<'_, 'm> {
     /// call's node if that is `None`.
     pub(crate) fn quantizer(&self, node: Option<&'m NodeProto>, i: usize, operator: &str) -> Option<&'m NodeProto> {
         let name = node.unwrap_or(self.node).input.get(i)?;
-        self.importer.quantizer(name).filter(|node| node.op_type == operator)
+        let found = self.importer.frame_of(name)?.quantizers.get(name).copied();
+        found.filter(|node| node.op_type == operator)
     }
 
     /// Returns true if result 0 is used, and all its users convert it to floats.

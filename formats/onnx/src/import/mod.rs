@@ -237,15 +237,7 @@ impl<'m> Importer<'m> {
 
     /// Returns the value with this name: `None` if it does not exist, `Some(None)` if its node failed.
     fn lookup(&self, name: &str) -> Option<Option<Operand>> {
-        for frame in self.frames.iter().rev() {
-            if let Some(operand) = frame.values.get(name) {
-                return Some(operand.clone());
-            }
-            if !frame.sees_parent {
-                return None;
-            }
-        }
-        None
+        self.frame_of(name)?.values.get(name).cloned()
     }
 
     fn issue(&mut self, kind: IssueKind, place: &str, operator: &str, message: String) {

@@ -64,20 +64,10 @@ pub(super) fn convolve(call: &mut Call, x: Value, w: Value) -> Result<Value, Str
         return Err(format!("operands {} are not supported", call.types()));
     }
     let windows = Windows::of(call, &x_dims[2..], &w_dims[2..], false)?;
+    let (x, padding) = padded(call, x, &windows, axes < 3);
     let graph = call.graph();
-    let (x, padding) = if windows.is_symmetric() && axes < 3 {
-        (x, windows.low.clone())
-    } else {
-        let (low, high) = windows.pad_widths();
-        (graph.pad(x, &low, &high, 0.0).into(), vec![0; axes])
-    };
     let word = |list: &[usize], i: usize| list[i] as u32;
-    let options = |i: usize| Conv2dOptions {
-        stride: [word(&windows.strides, i), word(&windows.strides, i + 1)],
-        padding: [word(&padding, i), word(&padding, i + 1)],
-        dilation: [word(&windows.dilations, i), word(&windows.dilations, i + 1)],
-        groups,
-    };
+    let options = |i: usize| conv2d_options(&windows, &padding, i, groups);
     Ok(match axes {
         1 => {
             let options = Conv1dOptions {
@@ -120,6 +110,27 @@ pub(super) fn convolve(call: &mut Call, x: Value, w: Value) -> Result<Value, Str
             graph.permute(y, &[0, 2, 1, 3, 4]).into()
         }
     })
+}
+
+/// Returns the images, padded if the convolution cannot pad them, and the padding that is left to it. It pads both sides of
+/// an axis equally, if `can_pad`.
+pub(super) fn padded(call: &mut Call, x: Value, windows: &Windows, can_pad: bool) -> (Value, Vec<usize>) {
+    if windows.is_symmetric() && can_pad {
+        return (x, windows.low.clone());
+    }
+    let (low, high) = windows.pad_widths();
+    (call.graph().pad(x, &low, &high, 0.0).into(), vec![0; windows.low.len()])
+}
+
+/// Returns the options of a convolution over the axes `i` and `i + 1`.
+pub(super) fn conv2d_options(windows: &Windows, padding: &[usize], i: usize, groups: u32) -> Conv2dOptions {
+    let pair = |list: &[usize]| [list[i] as u32, list[i + 1] as u32];
+    Conv2dOptions {
+        stride: pair(&windows.strides),
+        padding: pair(padding),
+        dilation: pair(&windows.dilations),
+        groups,
+    }
 }
 
 fn conv_integer(call: &mut Call) -> Built {

@@ -1,12 +1,11 @@
 //! Products of operands that are dequantized from 8 bits (W8A8).
 //!
 //! A quantized model contains `QuantizeLinear` and `DequantizeLinear` before a product, or weights that are dequantized.
-//! If both operands have 8 bits, the product becomes one operator, which devices may compute with integers. Otherwise
-//! the product is one of floats.
+//! If both operands have 8 bits, the import builds `core.int8_matmul` or `core.int8_conv2d`. Devices may compute these
+//! operators with integers. All other products are products of floats.
 
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
-use meganeura_core::ops::Conv2dOptions;
 
 use super::conv;
 use super::window::Windows;
@@ -27,7 +26,7 @@ struct Activations {
     signed: bool,
 }
 
-/// Weights of 8 bits, which are known at import.
+/// Weights of 8 bits. Their values are known at import.
 struct Weights {
     /// Integers minus their zero point, from -128 to 127.
     integers: Vec<i64>,
@@ -73,6 +72,20 @@ impl Weights {
     fn row_scales(&self, count: usize) -> Tensor {
         let scale = |i: usize| self.scales[if self.scales.len() == 1 { 0 } else { i }] as f32;
         Tensor::f32(&[count], (0..count).map(scale).collect())
+    }
+
+    /// Adds the [`words`](Weights::words) and the scales of the rows to the graph, as parameters that are not trained.
+    fn leaves(
+        &self,
+        call: &mut Call,
+        sizes: [usize; 3],
+        at: impl Fn(usize, usize, usize) -> usize,
+    ) -> Result<[Value; 2], String> {
+        let words = call.derived("words", self.words(sizes, at));
+        let scales = call.derived("scales", self.row_scales(sizes[0]));
+        let (words, scales) = (call.value_of(&words)?, call.value_of(&scales)?);
+        call.freeze(scales);
+        Ok([words, scales])
     }
 
     /// Returns the words of a matrix of `rows` rows. A row has `parts` parts of `length` bytes, and each part begins with
@@ -160,10 +173,7 @@ fn rows_by_matrix(call: &mut Call, a: &Activations, w: &Weights, transposed: boo
         return Ok(None);
     }
     let at = |row: usize, i: usize| if transposed { row * k + i } else { i * n + row };
-    let words = call.derived("words", w.words([n, 1, k], |row, _, i| at(row, i)));
-    let (words, scales) = (call.value_of(&words)?, call.derived("scales", w.row_scales(n)));
-    let scales = call.value_of(&scales)?;
-    call.freeze(scales);
+    let [words, scales] = w.leaves(call, [n, 1, k], |row, _, i| at(row, i))?;
     let graph = call.graph();
     Ok(Some(
         graph.int8_matmul(a.x, a.scale, a.zero, words, scales, a.signed).into(),
@@ -200,25 +210,11 @@ fn images_by_kernels(call: &mut Call, a: &Activations, w: &Weights) -> Result<Op
         return Ok(None);
     }
     let windows = Windows::of(call, &x_dims[2..], &[height, width], false)?;
-    let (x, padding) = if windows.is_symmetric() {
-        (a.x, [windows.low[0], windows.low[1]])
-    } else {
-        let (low, high) = windows.pad_widths();
-        (call.graph().pad(a.x, &low, &high, 0.0).into(), [0, 0])
-    };
-    let pair = |list: &[usize]| [list[0] as u32, list[1] as u32];
-    let options = Conv2dOptions {
-        stride: pair(&windows.strides),
-        padding: pair(&padding),
-        dilation: pair(&windows.dilations),
-        groups: 1,
-    };
+    let (x, padding) = conv::padded(call, a.x, &windows, true);
+    let options = conv::conv2d_options(&windows, &padding, 0, 1);
     let taps = height * width;
-    let words = w.words([o, taps, c], |row, tap, channel| (row * c + channel) * taps + tap);
-    let words = call.derived("words", words);
-    let (words, scales) = (call.value_of(&words)?, call.derived("scales", w.row_scales(o)));
-    let scales = call.value_of(&scales)?;
-    call.freeze(scales);
+    let at = |row: usize, tap: usize, channel: usize| (row * c + channel) * taps + tap;
+    let [words, scales] = w.leaves(call, [o, taps, c], at)?;
     let graph = call.graph();
     let y = graph.int8_conv2d(x, a.scale, a.zero, words, scales, a.signed, [height, width], options);
     Ok(Some(y.into()))
@@ -252,14 +248,14 @@ fn integers(call: &mut Call, [i, zero]: Quantized) -> Result<Option<Activations>
     }))
 }
 
-/// Returns operand `i`, which is known at import, minus its zero points along an axis, with the scale 1.
+/// Returns operand `i` minus its zero points along an axis, with the scale 1; `None` if it is not known at import.
 fn known(call: &Call, [i, zero]: Quantized, axis: usize) -> Option<Weights> {
     let (x, zero) = (call.operand(i).ok()?, call.operand(zero).ok());
     let scale = Operand::known(Tensor::f32(&[], vec![1.0]), String::new(), false);
     Weights::new([Some(x), Some(&scale), zero], axis as i64, axis)
 }
 
-/// Returns the product of integers as `f32`, if the second operand is a matrix that is known at import.
+/// Returns the product of integers as `f32`; `None` if the second operand is not a matrix that is known at import.
 pub(super) fn integer_matmul(
     call: &mut Call,
     a: Quantized,
@@ -275,7 +271,7 @@ pub(super) fn integer_matmul(
     }
 }
 
-/// Returns the convolution of integers as `f32`, if the weights are known at import.
+/// Returns the convolution of integers as `f32`; `None` if the weights are not known at import.
 pub(super) fn integer_convolution(call: &mut Call, x: Quantized, w: Quantized) -> Result<Option<Value>, String> {
     let Some(w) = known(call, w, 0) else { return Ok(None) };
     match integers(call, x)? {

@@ -1,5 +1,6 @@
 //! Quantised operators that dequantise their operands, compute in floats, and quantise their results.
 
+use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
 
 use super::quantized::{centred_matrix, matrix_scale, saturated};
@@ -120,21 +121,21 @@ fn gemm(call: &mut Call) -> Built {
         int8::integer_matmul(call, [0, 2], [3, 5], transposed[1])?
     };
     let mut product = match of_bytes {
-        Some(product) => product,
+        Some(product) => call.graph().cast(product, DType::I32).into(),
         None => {
             let a = centred_matrix(call, 0, 2, false)?;
             // If B is transposed, zero points for the product's columns form a column.
             let b = centred_matrix(call, 3, 5, transposed[1])?;
             let [a, b] = [(a, transposed[0]), (b, transposed[1])]
                 .map(|(x, swapped)| if swapped { matmul::swap_last(call, x) } else { x });
-            let product = matmul::integer_product(call, a, b)?;
-            call.as_f32(product)
+            matmul::integer_product(call, a, b)?
         }
     };
     if let Some(c) = call.optional(6)? {
-        let c = call.as_f32(c);
+        let c = call.as_element(c, ElementType::I32);
         product = call.graph().add(product, c).into();
     }
+    let product = call.as_f32(product);
     let (a_scale, b_scale) = (matrix_scale(call, 1, false)?, matrix_scale(call, 4, false)?);
     let alpha = call.scalar(ElementType::F32, alpha.into());
     let graph = call.graph();

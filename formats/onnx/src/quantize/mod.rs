@@ -64,7 +64,7 @@ impl Default for QuantizeOptions {
     }
 }
 
-/// What [`Quantizer::finish`] changed.
+/// Report of [`Quantizer::finish`].
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct QuantizeReport {
@@ -162,10 +162,9 @@ impl Quantizer {
         let mut names: Vec<String> = targets.iter().map(|t| t.activation.clone()).collect();
         names.sort();
         names.dedup();
-        let watched = model.changed(|proto| {
-            if let Some(graph) = &mut proto.graph {
-                graph.output = names.iter().map(|name| float_info(name)).collect();
-            }
+        let (watched, ()) = model.changed(|graph| {
+            graph.output = names.iter().map(|name| float_info(name)).collect();
+            Ok(())
         })?;
         Ok(Quantizer {
             model: model.clone(),
@@ -185,10 +184,7 @@ impl Quantizer {
         let results = self.watched.run(inputs)?;
         for ((name, range), tensor) in self.ranges.iter_mut().zip(&results) {
             if !range.add(&tensor.to_f32()) {
-                return Err(Error::Input(format!(
-                    "`{name}` contains numbers that are not finite in sample {}",
-                    self.samples + 1
-                )));
+                return Err(Error::Input(format!("`{name}` contains numbers that are not finite")));
             }
         }
         self.samples += 1;
@@ -215,26 +211,21 @@ impl Quantizer {
             .map(|(name, range)| (name.as_str(), range.bounds(options.percentile)))
             .collect();
         let per_channel = options.per_channel && self.model.opset() >= PER_CHANNEL_OPSET;
-        let mut report = QuantizeReport {
+        let folder = self.model.folder();
+        let change = |graph: &mut GraphProto| rewrite::quantize(graph, &self.targets, &ranges, per_channel, folder);
+        let (model, weight_bytes) = self.model.changed(change)?;
+        let report = QuantizeReport {
             quantized: self.targets.len(),
             skipped: self.skipped,
-            ..QuantizeReport::default()
+            weight_bytes,
         };
-        let mut outcome = Ok(());
-        let model = self.model.changed(|proto| {
-            if let Some(graph) = &mut proto.graph {
-                let done = rewrite::quantize(graph, &self.targets, &ranges, per_channel, self.model.folder());
-                outcome = done.map(|bytes| report.weight_bytes = bytes);
-            }
-        })?;
-        outcome?;
         Ok((model, report))
     }
 }
 
 impl Model {
-    /// Writes the model to a file. Weights in other files become part of it; if all weights take more than 1.9 GB, they
-    /// are written to one file beside it.
+    /// Writes the model to a file. Weights in other files become part of it. Weights of more than 1.9 GB are written to a
+    /// second file in the same folder.
     ///
     /// # Errors
     /// Weights that cannot be read; [`Error::Io`] if the file cannot be written.

@@ -7,8 +7,8 @@ use meganeura_onnx::{ImportOptions, Model, Runner};
 
 use super::fixtures::arrays;
 
-/// Checks that a model has `products` products of bytes and no others, and that its results differ from those of ONNX
-/// Runtime by at most `tolerance`.
+/// Checks the numbers of `core.int8_conv2d` and `core.int8_matmul` in an imported model, and that it has no products of
+/// floats. Checks that its results equal those of ONNX Runtime within `tolerance`.
 fn agrees(name: &str, products: [usize; 2], tolerance: f64) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/int8").join(name);
     let model = Model::open(folder.join("model.onnx")).expect("a model");

@@ -19,7 +19,7 @@ const PANEL: usize = 16;
 pub(crate) const COLUMNS: usize = 2 * PANEL;
 /// Number of bytes of a unit.
 pub(crate) const UNIT: usize = 4;
-/// Maximum number of terms of a sum. A sum of so many products of a byte and a signed byte fits in `i32`.
+/// Maximum number of terms of a sum, so that sums of products of a byte and a signed byte fit in `i32`.
 pub(crate) const MAX_TERMS: usize = 1 << 16;
 
 /// Sums of the products of a tile: `[row][column]`.
@@ -63,7 +63,7 @@ macro_rules! kernels {
 }
 
 impl Int8Kernels {
-    /// Returns the kernels of this CPU, or `None` if products of bytes are not faster than those of `f32` on it.
+    /// Returns the kernels for this CPU. Returns `None` if it multiplies `f32` as fast as bytes.
     pub(crate) fn fastest() -> Option<&'static Int8Kernels> {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw") {

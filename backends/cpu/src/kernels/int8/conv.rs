@@ -15,7 +15,7 @@ use crate::share::share;
 
 /// Number of pixels of a task.
 const PIXELS: usize = 64;
-/// Number of tasks of a convolution with few pixels, which are divided by channels, too.
+/// Minimum number of tasks. If there are fewer blocks of pixels, tasks have a part of the channels.
 const MIN_TASKS: usize = 8;
 
 /// Sizes of a convolution, and of its scratch.

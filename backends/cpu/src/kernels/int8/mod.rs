@@ -1,7 +1,7 @@
 //! Kernels of products of activations, rounded to bytes, and weights of 8 bits.
 //!
 //! A first phase rounds the activations. It stores `q - low` as unsigned bytes, where `q` is the integer and `low` the
-//! lowest one. A sum of products then differs from the result by the sum of the weights times `zero - low`.
+//! minimum of the range. A sum of products then differs from the result by the sum of the weights times `zero - low`.
 //!
 //! Activations that are not numbers have no integers. The results of their row are NaN.
 
@@ -72,7 +72,7 @@ fn check_terms(terms: usize) -> Result<(), String> {
 }
 
 multiversion! {
-    /// Rounds up to four rows of activations to unsigned bytes `q - low`: byte `i` of a word is of row `i`. Returns true
+    /// Rounds up to four rows of activations to unsigned bytes `q - low`. Byte `i` of a word is from row `i`. Returns true
     /// if a quotient is not a number.
     fn round_words(rows: &[&[f32]], rounding: Rounding, words: &mut [u32]) -> bool = round_words_body;
 }

@@ -14,8 +14,8 @@ use meganeura_core::{DType, Graph, Session, reference, registry};
 use super::*;
 use crate::CpuDevice;
 
-/// Runs a call with weights that are parameters, which are stored in panels, and compares the result with the
-/// definition. `change` changes the activations.
+/// Runs a call and compares the result with the definition. The weights are a parameter, so that the backend stores them in
+/// panels. `change` changes the activations.
 fn check(name: &str, sample: &Sample, seed: u64, change: impl Fn(&mut [f64])) -> Vec<f32> {
     let mut graph = Graph::new();
     let mut rng = SplitMix64::new(seed);
