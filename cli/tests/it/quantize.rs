@@ -88,7 +88,7 @@ fn what_cannot_be_quantized_says_why() {
     let (nan, empty) = (nan.display().to_string(), folder.path().join("empty"));
     fs::create_dir(&empty).expect("a folder");
     let empty = empty.display().to_string();
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 6] = [
         (&[&convnet, "--data", &nan], "nan: `"),
         (
             &["-o", &convnet, &convnet, "--random", "1"],
@@ -114,4 +114,6 @@ fn what_cannot_be_quantized_says_why() {
         assert!(code != Some(0) && err.contains(said), "{options:?}: {out}{err}");
         assert!(!Path::new(&output).exists(), "{options:?}");
     }
+    let (code, _, err) = call(&["quantize", "-o", &convnet, &convnet, "--random", "1"]);
+    assert!(code != Some(0) && err.contains("would overwrite an input"), "{err}");
 }
