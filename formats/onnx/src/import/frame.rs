@@ -84,7 +84,7 @@ impl<'m> Call<'_, 'm> {
     /// call's node if that is `None`.
     pub(crate) fn quantizer(&self, node: Option<&'m NodeProto>, i: usize, operator: &str) -> Option<&'m NodeProto> {
         let name = node.unwrap_or(self.node).input.get(i)?;
-        let found = self.importer.frame_of(name)?.quantizers.get(name).copied();
+        let found = self.importer.frame_of(name)?.quantizers.get(name.as_str()).copied();
         found.filter(|node| node.op_type == operator)
     }
 
