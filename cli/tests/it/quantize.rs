@@ -91,10 +91,6 @@ fn what_cannot_be_quantized_says_why() {
     let cases: [(&[&str], &str); 6] = [
         (&[&convnet, "--data", &nan], "nan: `"),
         (
-            &["-o", &convnet, &convnet, "--random", "1"],
-            "cannot be used multiple times",
-        ),
-        (
             &[&model("distances"), "--random", "1"],
             "no convolution or matrix product",
         ),
