@@ -257,9 +257,9 @@ mod tests {
     use super::*;
 
     /// A device without a kernel for one operator.
-    struct Without(&'static str);
+    struct MissingKernel(&'static str);
 
-    impl Target for Without {
+    impl Target for MissingKernel {
         fn cost_model(&self) -> CostModel {
             SimulatedDevice::discrete_gpu().0
         }
@@ -284,9 +284,9 @@ mod tests {
             let ops = graph.nodes().iter().filter_map(|node| node.op());
             ops.map(|(op, _)| op.name()).collect()
         };
-        let same = expand_unsupported(g.clone(), &Without("core.relu")).expect("a graph");
+        let same = expand_unsupported(g.clone(), &MissingKernel("core.relu")).expect("a graph");
         assert_eq!(names(&same), ["core.int8_matmul", "core.relu"]);
-        let expanded = expand_unsupported(g, &Without("core.int8_matmul")).expect("a graph");
+        let expanded = expand_unsupported(g, &MissingKernel("core.int8_matmul")).expect("a graph");
         let names = names(&expanded);
         assert!(
             names.contains(&"core.matmul") && names.contains(&"core.relu"),
