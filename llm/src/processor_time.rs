@@ -1,5 +1,8 @@
 //! Processor time of a thread. Unlike elapsed time, it does not grow while other programs have the processor.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A point in the processor time of this thread.
@@ -15,6 +18,67 @@ impl ThreadTime {
     /// Returns the processor time since this point. Call it on the same thread.
     pub fn elapsed(&self) -> Duration {
         spent().saturating_sub(self.0)
+    }
+}
+
+/// Limit of the processor time of some work, such as rendering a template.
+#[derive(Debug)]
+pub struct TimeLimit {
+    time: Duration,
+    exceeded: AtomicBool,
+    cancelled: AtomicBool,
+}
+
+thread_local! {
+    static LIMIT: RefCell<Option<Arc<TimeLimit>>> = const { RefCell::new(None) };
+}
+
+/// Restores the limit of this thread on drop.
+struct Restore(Option<Arc<TimeLimit>>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        LIMIT.with_borrow_mut(|limit| *limit = self.0.take());
+    }
+}
+
+impl TimeLimit {
+    /// Creates a limit of this processor time.
+    pub fn new(time: Duration) -> Self {
+        TimeLimit {
+            time,
+            exceeded: AtomicBool::new(false),
+            cancelled: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the limit of the work on this thread, if it has one.
+    pub fn current() -> Option<Arc<TimeLimit>> {
+        LIMIT.with_borrow(Clone::clone)
+    }
+
+    /// Runs work with this limit. Work that checks the limit ends with an error once it has taken too long.
+    pub fn run<T>(self: &Arc<Self>, work: impl FnOnce() -> T) -> T {
+        let _restore = Restore(LIMIT.with_borrow_mut(|limit| limit.replace(self.clone())));
+        work()
+    }
+
+    /// Ends the work early.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if the work must end, because it has taken `elapsed` or is cancelled.
+    pub fn ends(&self, elapsed: Duration) -> bool {
+        if elapsed > self.time {
+            self.exceeded.store(true, Ordering::Relaxed);
+        }
+        self.is_exceeded() || self.cancelled.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if work has ended because it took too long.
+    pub fn is_exceeded(&self) -> bool {
+        self.exceeded.load(Ordering::Relaxed)
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use meganeura_llm::processor_time::TimeLimit;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::Instant;
 
@@ -17,6 +18,9 @@ use crate::lock::lock;
 const TEXTS: usize = 2;
 /// Maximum number of bytes of a small body, which is parsed within milliseconds. Small bodies never wait for large ones.
 const SMALL_BODY: usize = 64 << 10;
+/// Maximum processor time of the template of a small body, and of any other. A request that exceeds it is prepared again, apart from
+/// others, and with the template's own limit. Usual templates take less than a millisecond.
+const TEMPLATE_TIMES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
 /// Maximum costs of small and of medium schemas and grammars, in bytes of a usual schema. Small ones never wait for larger ones,
 /// which may take seconds to compile.
 const GRAMMARS: [usize; 2] = [16 << 10, 256 << 10];
@@ -96,8 +100,8 @@ pub(crate) struct GrammarRoom {
 
 /// Threads for all kinds of work.
 pub(crate) struct Preparation {
-    small_texts: Pool,
-    large_texts: Pool,
+    /// Pools for small bodies, for large ones, and for those with slow templates.
+    texts: [Pool; TEMPLATE_TIMES.len() + 1],
     /// Pools for trials of small, medium and large grammars in other processes.
     trials: [Pool; GRAMMARS.len() + 1],
     /// Pools that compile small, medium and large grammars.
@@ -128,6 +132,15 @@ struct AbandonmentOnDrop(Abandonment);
 impl Drop for AbandonmentOnDrop {
     fn drop(&mut self) {
         self.0.set();
+    }
+}
+
+/// Cancels the work of a request on drop.
+struct CancelOnDrop(Arc<TimeLimit>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
     }
 }
 
@@ -179,7 +192,7 @@ impl Preparation {
     /// Returns the number of threads that all kinds of work need together.
     pub(crate) fn threads() -> usize {
         // One more for the runtime itself.
-        2 * TEXTS + TRIALS.iter().sum::<usize>() + TRIALS.len() * grammar_threads() + 1
+        (TEMPLATE_TIMES.len() + 1) * TEXTS + TRIALS.iter().sum::<usize>() + TRIALS.len() * grammar_threads() + 1
     }
 
     /// Creates the pools. In each of them, at most `limit` requests wait. `sequences` is the maximum number that the engine runs at
@@ -195,8 +208,7 @@ impl Preparation {
             limit,
         };
         Preparation {
-            small_texts: pool(TEXTS),
-            large_texts: pool(TEXTS),
+            texts: std::array::from_fn(|_| pool(TEXTS)),
             trials: TRIALS.map(pool),
             grammars: std::array::from_fn(|_| pool(grammar_threads())),
             rooms: std::array::from_fn(|_| Arc::new(Semaphore::new(sequences.clamp(1, Semaphore::MAX_PERMITS)))),
@@ -204,20 +216,41 @@ impl Preparation {
         }
     }
 
-    /// Runs `work`, which parses and tokenizes a body of `bytes` bytes.
+    /// Runs `work`, which parses a body of `bytes` bytes, renders its template and tokenizes the text. It runs once more if its template is
+    /// slow, and its template ends early if the client leaves.
     pub(crate) async fn text<T: Send + 'static>(
         &self,
         deadline: Instant,
         bytes: usize,
-        work: impl FnOnce() -> T + Send + 'static,
+        work: impl Fn() -> T + Send + Sync + 'static,
     ) -> Result<T, NotPrepared> {
-        let pool = if bytes <= SMALL_BODY {
-            &self.small_texts
-        } else {
-            &self.large_texts
-        };
-        let permit = pool.permit(deadline, bytes).await?;
-        run(permit, deadline, work).await
+        let work = Arc::new(work);
+        let size = usize::from(bytes > SMALL_BODY);
+        let limit = TimeLimit::new(TEMPLATE_TIMES[size]);
+        let (value, is_slow) = self.text_within(deadline, (size, bytes), limit, &work).await?;
+        if !is_slow {
+            return Ok(value);
+        }
+        let slow = (TEMPLATE_TIMES.len(), bytes);
+        let (value, _) = self
+            .text_within(deadline, slow, TimeLimit::new(Duration::MAX), &work)
+            .await?;
+        Ok(value)
+    }
+
+    /// Runs `work` on the threads of a pool, and returns its result, and true if its template exceeded the limit.
+    async fn text_within<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        (pool, bytes): (usize, usize),
+        limit: TimeLimit,
+        work: &Arc<impl Fn() -> T + Send + Sync + 'static>,
+    ) -> Result<(T, bool), NotPrepared> {
+        let permit = self.texts[pool].permit(deadline, bytes).await?;
+        let limit = CancelOnDrop(Arc::new(limit));
+        let (of_work, work) = (limit.0.clone(), work.clone());
+        let value = run(permit, deadline, move || of_work.run(|| work())).await?;
+        Ok((value, limit.0.is_exceeded()))
     }
 
     /// Runs `work`, which tries a schema or grammar of this size (0 to 2) and cost in another process. It should end soon once its argument
@@ -345,7 +378,7 @@ mod tests {
                 })
             })
             .collect();
-        while lock(&preparation.large_texts.queue).waiting.len() < 2 * TEXTS {
+        while lock(&preparation.texts[1].queue).waiting.len() < 2 * TEXTS {
             tokio::task::yield_now().await;
         }
         assert_eq!(preparation.text(deadline, SMALL_BODY, || 1).await, Ok(1));
@@ -354,6 +387,39 @@ mod tests {
         }
         for task in busy {
             assert_eq!(task.await.expect("no panic"), Ok(true));
+        }
+    }
+
+    #[tokio::test]
+    async fn slow_templates_do_not_delay_other_small_bodies() {
+        let preparation = Arc::new(Preparation::new(16, 4));
+        let deadline = Instant::now() + Duration::from_secs(30);
+        // Renders until its limit, as a template does that takes long.
+        let render = || {
+            let limit = TimeLimit::current().expect("work has a limit");
+            while !limit.ends(Duration::from_millis(900)) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            limit.is_exceeded()
+        };
+        let slow: Vec<_> = (0..8)
+            .map(|_| {
+                let preparation = preparation.clone();
+                tokio::spawn(async move { preparation.text(deadline, 10, render).await })
+            })
+            .collect();
+        let is_waiting = || lock(&preparation.texts[TEMPLATE_TIMES.len()].queue).waiting.len() == 8 - TEXTS;
+        while !is_waiting() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(preparation.text(deadline, 10, || 1).await, Ok(1));
+        assert_eq!(preparation.text(deadline, SMALL_BODY + 1, || 2).await, Ok(2));
+        // The templates of clients that have left end, and their threads are free.
+        for task in slow {
+            task.abort();
+        }
+        while lock(&preparation.texts[TEMPLATE_TIMES.len()].queue).free < TEXTS {
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 

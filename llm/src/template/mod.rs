@@ -13,7 +13,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State};
 
-use crate::processor_time::ThreadTime;
+use crate::processor_time::{ThreadTime, TimeLimit};
 
 /// Maximum bytes of the source; published models have at most some ten thousand.
 const MAX_SOURCE: usize = 1 << 20;
@@ -224,6 +224,11 @@ impl Write for Output {
 
 /// Runs a function on a stack that is large enough for everything that the limits allow.
 fn on_a_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, TemplateError> {
+    let limit = TimeLimit::current();
+    let work = || match limit {
+        Some(limit) => limit.run(work),
+        None => work(),
+    };
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK);
         let thread = thread.spawn_scoped(scope, work).map_err(|_| TemplateError::NoThread)?;
@@ -260,13 +265,18 @@ struct Work {
 /// Returns the work of a rendering. Filters, methods and outputs call it: a loop without any of them does nothing.
 ///
 /// # Errors
-/// The rendering has taken too long.
+/// The rendering has taken too long, or reached the [`TimeLimit`] of its caller.
 fn work_of<'a>(state: &'a mut State) -> Result<&'a mut Work, Error> {
     let work = state.get_or_insert_extension_with(|| Work {
         product: 0,
         begin: ThreadTime::now(),
     });
-    if work.begin.elapsed() > MAX_TIME {
+    let elapsed = work.begin.elapsed();
+    if TimeLimit::current().is_some_and(|limit| limit.ends(elapsed)) {
+        let message = "its time is over, or its caller has left";
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    if elapsed > MAX_TIME {
         let message = format!("it takes more than {} s of processor time", MAX_TIME.as_secs());
         return Err(Error::new(ErrorKind::InvalidOperation, message));
     }
@@ -522,6 +532,13 @@ mod tests {
             let error = rendered(&source).expect_err("too much work");
             assert!(error.contains("processor time"), "{error}");
         }
+        let source = "{% for a in range(99999) %}{{ 'a' * 10 }}{% endfor %}";
+        let short = std::sync::Arc::new(TimeLimit::new(std::time::Duration::ZERO));
+        let error = short.run(|| rendered(source)).expect_err("no time");
+        assert!(error.contains("its time is over") && short.is_exceeded(), "{error}");
+        let left = std::sync::Arc::new(TimeLimit::new(std::time::Duration::MAX));
+        left.cancel();
+        assert!(left.run(|| rendered(source)).is_err() && !left.is_exceeded());
         // A conversation of usual length.
         let source = "{% set n = namespace(x='') %}{% for a in range(2000) %}{% set n.x = n.x ~ ('a' * 50)|tojson %}{% endfor %}{{ n.x }}";
         assert_eq!(rendered(source).expect("within").len(), 2000 * 52);

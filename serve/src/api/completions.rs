@@ -98,13 +98,13 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         .map(|prompt| matches!(prompt, EchoedPrompt::Tokens(_)))
         .collect();
     let of_echo = app.clone();
-    let spell = move |prompt| match prompt {
-        EchoedPrompt::Text(text) => text,
-        EchoedPrompt::Tokens(tokens) => of_echo.spelled(&tokens),
+    let spell = move |prompt: &EchoedPrompt| match prompt {
+        EchoedPrompt::Text(text) => text.clone(),
+        EchoedPrompt::Tokens(tokens) => of_echo.spelled(tokens),
     };
-    let spell_all = move || echoed.into_iter().map(spell).collect();
-    let echoed: Vec<String> = if shows_special.contains(&true) {
-        app.site.prepare(deadline, 0, || Ok(spell_all())).await?
+    let spell_all = move || -> Vec<String> { echoed.iter().map(&spell).collect() };
+    let echoed = if shows_special.contains(&true) {
+        app.site.prepare(deadline, 0, move || Ok(spell_all())).await?
     } else {
         spell_all()
     };

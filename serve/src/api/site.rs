@@ -79,7 +79,7 @@ impl Site {
         &self,
         deadline: Instant,
         bytes: usize,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+        work: impl Fn() -> Result<T, ApiError> + Send + Sync + 'static,
     ) -> Result<T, ApiError> {
         let prepared = self.preparation.text(deadline, bytes, work).await;
         prepared.map_err(|e| self.not_prepared(e))?
