@@ -83,6 +83,15 @@ impl Graph {
     /// a name that is not an input of `other`; effects and gradients, which belong to a graph as a
     /// whole.
     pub fn splice(&mut self, other: &Graph, feeds: &[(&str, Value)]) -> Result<Vec<Value>> {
+        let map = self.splice_all(other, feeds)?;
+        Ok(other.outputs.iter().map(|v| map[v]).collect())
+    }
+
+    /// Adds nodes like [`Graph::splice`], and returns the value of this graph for each value of `other`.
+    ///
+    /// # Errors
+    /// Those of [`Graph::splice`].
+    pub fn splice_all(&mut self, other: &Graph, feeds: &[(&str, Value)]) -> Result<HashMap<Value, Value>> {
         other.verify()?;
         if !other.effects.is_empty() || !other.gradients.is_empty() {
             return Err(Error::graph(
@@ -140,7 +149,7 @@ impl Graph {
                 );
             }
         }
-        Ok(other.outputs.iter().map(|v| map[v]).collect())
+        Ok(map)
     }
 
     /// Gives an unnamed node the name and source location of another node that computes the same.
