@@ -246,6 +246,13 @@ pub enum DataError {
         message: String,
     },
 
+    /// Preprocessing of images that is not possible.
+    #[error("preprocessing of images: {message}")]
+    ImageTransform {
+        /// Reason of the error.
+        message: String,
+    },
+
     /// A folder without images.
     #[error("{}: the folder contains no images (PNG, JPEG, BMP){}", folder.display(), other_folder(folder, subfolder.as_deref()))]
     NoImages {

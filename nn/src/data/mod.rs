@@ -15,6 +15,7 @@
 //! | a table of numbers as CSV | [`read_csv`], [`parse_csv`] |
 //! | a table of numbers and texts as CSV, JSON lines or Parquet, for classification or regression | [`read_table`], [`parse_table`], [`read_table_parts`] |
 //! | folders of images in PNG, JPEG or BMP, one for each class | [`image_folder`] |
+//! | batches of image files, decoded ahead of their use | [`ImageLoader`] |
 //! | arrays of NumPy, `.npz` or `.npy` | [`npz_dataset`], [`npy_dataset`] |
 //! | a single NumPy array | [`read_npy`], [`parse_npy`], [`read_npz`] |
 //! | one that may be text | [`read_npy_labels`], [`parse_npy_labels`], [`read_npz_labels`] |
@@ -76,7 +77,10 @@ pub use dataset::{Dataset, TokenSequence, one_hot};
 pub use digits::{DIGITS_SPLIT_SEED, DIGITS_TEST_FRACTION, digits, digits_split};
 pub use error::DataError;
 pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
-pub use images::{ImageFolder, image_files, image_folder, read_images};
+pub use images::{
+    ChannelOrder, ImageBatch, ImageFit, ImageFolder, ImageLayout, ImageLoader, ImageTransform, image_files,
+    image_folder, read_images,
+};
 pub use mnist::{idx_dataset, mnist};
 pub use npy::{
     NPY_MAX_BYTES, NpyArray, NpyLabels, NpyText, NpyType, parse_npy, parse_npy_labels, read_npy, read_npy_labels,

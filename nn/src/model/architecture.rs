@@ -309,11 +309,16 @@ impl Architecture {
     /// # Errors
     /// As for [`training_graph`](Self::training_graph).
     pub fn inference_graph(&self, batch: usize) -> Result<Graph, ModelError> {
-        self.check().map_err(invalid)?;
-        let mut graph = Graph::new();
         let mut shape = vec![batch];
         shape.extend(self.feature_shape());
-        let x = graph.input(FEATURES, &shape);
+        self.graph_of(|graph| graph.input(FEATURES, &shape))
+    }
+
+    /// Builds the graph of inference for features that `features` adds to the graph, `f32 [batch, feature_shape...]`.
+    pub(super) fn graph_of(&self, features: impl FnOnce(&mut Graph) -> NodeId) -> Result<Graph, ModelError> {
+        self.check().map_err(invalid)?;
+        let mut graph = Graph::new();
+        let x = features(&mut graph);
         let y = self.outputs_of(&mut graph, x);
         graph.set_outputs(vec![y]);
         graph.verify()?;

@@ -96,6 +96,7 @@ mod curves;
 mod error;
 mod features;
 mod file;
+mod images;
 mod influence;
 mod predictor;
 mod task;
@@ -108,6 +109,7 @@ pub use architecture::{Architecture, Loss};
 pub use curves::{Calibration, ClassCurves, calibration, class_curves};
 pub use error::ModelError;
 pub use features::Features;
+pub use images::ImagePredictor;
 pub use influence::{FeatureGroup, Importance, PartialDependence, mean_and_deviation};
 pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
 pub use task::{Preprocessing, Task};
@@ -381,6 +383,14 @@ impl Model {
     /// 0.
     pub fn predictor(&self, options: &PredictorOptions) -> Result<Predictor, ModelError> {
         Predictor::new(self, options)
+    }
+
+    /// Builds a session for predictions of image files.
+    ///
+    /// # Errors
+    /// [`ModelError::Features`] for a model that takes no images; those of [`Model::predictor`].
+    pub fn image_predictor(&self, options: &PredictorOptions) -> Result<ImagePredictor, ModelError> {
+        ImagePredictor::new(self, options)
     }
 
     /// Builds a model that any number of threads run at the same time, with batches of any size. It has the input and the

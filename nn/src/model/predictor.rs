@@ -6,7 +6,7 @@ use meganeura_compiler::{SessionConfig, build};
 use meganeura_core::distributed::{Communicator, agree};
 use meganeura_core::files::sha256;
 use meganeura_core::precision::Precision;
-use meganeura_core::{Mode, Session};
+use meganeura_core::{Graph, Mode, Session};
 use serde::{Deserialize, Serialize};
 
 use super::{Features, Model, ModelError, Task};
@@ -35,6 +35,34 @@ impl Default for PredictorOptions {
             batch: 64,
             precision: None,
         }
+    }
+}
+
+impl PredictorOptions {
+    /// Builds a session of a model's graph for a batch, which `graph` makes, and sets the weights.
+    pub(super) fn session(
+        &self,
+        model: &Model,
+        graph: impl FnOnce(usize) -> Result<Graph, ModelError>,
+    ) -> Result<Session, ModelError> {
+        let batch = self.batch;
+        let (width, outputs) = (model.architecture.feature_len(), model.architecture.outputs());
+        let fits = |len: usize| batch.checked_mul(len).is_some_and(|n| n <= isize::MAX as usize / 4);
+        if batch == 0 || !fits(width) || !fits(outputs) {
+            return Err(ModelError::Invalid {
+                field: "batch",
+                message: format!("it is {batch}; use a number such as 64"),
+            });
+        }
+        let config = SessionConfig {
+            device: self.device.clone(),
+            mode: Mode::Inference,
+            precision: self.precision,
+            ..SessionConfig::default()
+        };
+        let (mut session, _) = build(&graph(batch)?, config)?;
+        model.load_into(&mut session)?;
+        Ok(session)
     }
 }
 
@@ -88,22 +116,7 @@ pub struct Predictor {
 impl Predictor {
     pub(super) fn new(model: &Model, options: &PredictorOptions) -> Result<Self, ModelError> {
         let batch = options.batch;
-        let (width, outputs) = (model.architecture.feature_len(), model.architecture.outputs());
-        let fits = |len: usize| batch.checked_mul(len).is_some_and(|n| n <= isize::MAX as usize / 4);
-        if batch == 0 || !fits(width) || !fits(outputs) {
-            return Err(ModelError::Invalid {
-                field: "batch",
-                message: format!("it is {batch}; use a number such as 64"),
-            });
-        }
-        let config = SessionConfig {
-            device: options.device.clone(),
-            mode: Mode::Inference,
-            precision: options.precision,
-            ..SessionConfig::default()
-        };
-        let (mut session, _) = build(&model.architecture.inference_graph(batch)?, config)?;
-        model.load_into(&mut session)?;
+        let session = options.session(model, |batch| model.architecture.inference_graph(batch))?;
         Ok(Predictor {
             session,
             task: model.task.clone(),
@@ -111,7 +124,7 @@ impl Predictor {
             scale: model.preprocessing.scale().cloned(),
             batch,
             inputs: Vec::new(),
-            outputs: vec![0.0; batch * outputs],
+            outputs: vec![0.0; batch * model.architecture.outputs()],
         })
     }
 
@@ -300,14 +313,19 @@ impl Predictor {
 
     /// Converts outputs, `[n, outputs]`, to predictions.
     fn predictions(&self, outputs: &[f32]) -> Vec<Prediction> {
-        let rows = outputs.chunks_exact(self.task.outputs());
-        match &self.task {
-            Task::Classification { .. } => rows.map(class_of).collect(),
-            Task::Regression { scale, .. } => {
-                let restore = |(at, &value): (usize, &f32)| scale.restore(at, f64::from(value));
-                let values = |row: &[f32]| row.iter().enumerate().map(restore).collect();
-                rows.map(|row| Prediction::Values(values(row))).collect()
-            }
+        predictions(&self.task, outputs)
+    }
+}
+
+/// Converts outputs of a model with this task, `[n, outputs]`, to predictions.
+pub(super) fn predictions(task: &Task, outputs: &[f32]) -> Vec<Prediction> {
+    let rows = outputs.chunks_exact(task.outputs());
+    match task {
+        Task::Classification { .. } => rows.map(class_of).collect(),
+        Task::Regression { scale, .. } => {
+            let restore = |(at, &value): (usize, &f32)| scale.restore(at, f64::from(value));
+            let values = |row: &[f32]| row.iter().enumerate().map(restore).collect();
+            rows.map(|row| Prediction::Values(values(row))).collect()
         }
     }
 }

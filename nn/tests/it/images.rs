@@ -7,10 +7,15 @@ use crate::common::config;
 use crate::distributed::{LIMIT, close, on_ranks};
 use crate::ranks::{self, Losses};
 use image::{Rgb, RgbImage};
-use meganeura_nn::data::{DataError, SplitOptions, Standardiser, image_files, image_folder};
+use meganeura_compiler::{SessionConfig, build};
+use meganeura_core::{Graph, Mode};
+use meganeura_nn::data::{
+    ChannelOrder, DataError, ImageFit, ImageLayout, ImageLoader, ImageTransform, SplitOptions, Standardiser,
+    image_files, image_folder,
+};
 use meganeura_nn::layers::Activation;
 use meganeura_nn::model::{
-    Architecture, Loss, Model, ModelError, PredictionReport, PredictorOptions, Preprocessing, Task,
+    Architecture, Loss, Model, ModelError, Prediction, PredictionReport, PredictorOptions, Preprocessing, Task,
 };
 use meganeura_nn::trainer::{SilentObserver, TrainConfig, Trainer};
 
@@ -91,6 +96,24 @@ fn a_model_of_images_is_trained_saved_and_used() {
     let predictions = predictor.predict(&features).expect("predicts");
     let down = predictions.iter().filter(|p| p.class() == Some(1)).count();
     assert!(down > 40, "{down} of {}", predictions.len());
+    // The same images as bytes, which the plan converts.
+    let mut of_files = model.image_predictor(&options).expect("builds");
+    let mut seen = 0;
+    let compare = |file: usize, found: Prediction| {
+        assert_eq!(file, seen);
+        let (Prediction::Class { probabilities: a, .. }, Prediction::Class { probabilities: b, .. }) =
+            (&predictions[file], &found)
+        else {
+            panic!("classification");
+        };
+        assert!(
+            a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4),
+            "{file}: {a:?} {b:?}"
+        );
+        seen += 1;
+    };
+    of_files.predict(&files, compare).expect("predicts");
+    assert_eq!(seen, files.len());
 
     let missing: Vec<PathBuf> = vec![home.path().join("missing.png")];
     assert!(matches!(model.read_images(&missing), Err(ModelError::Data(_))));
@@ -190,4 +213,150 @@ fn a_folder_without_images_names_one_with_images() {
     );
     assert!(error.to_string().contains(&help), "{error}");
     assert_eq!(image_files(home.path().join("across")).expect("images").len(), 2);
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/images")
+        .join(name)
+}
+
+/// Bytes that Pillow computed; `scripts/verify-external/make_image_fixtures.py` wrote the files.
+#[test]
+fn images_are_resized_and_cropped_as_by_pillow() {
+    let cases = [
+        ("crop.png", [28, 27], ImageFit::Crop { shorter_side: 32 }),
+        ("stretch.png", [31, 20], ImageFit::Stretch),
+        ("pad.png", [40, 40], ImageFit::Pad),
+        ("enlarged.png", [56, 60], ImageFit::Crop { shorter_side: 64 }),
+    ];
+    for (name, [height, width], fit) in cases {
+        let transform = ImageTransform {
+            fit,
+            ..ImageTransform::new([3, height, width])
+        };
+        let found = transform.read(&fixture("source.png")).expect(name);
+        let expected = image::open(fixture(name)).expect("a fixture").into_rgb8().into_raw();
+        assert_eq!(found.len(), expected.len(), "{name}");
+        let difference = found.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max();
+        assert!(difference <= Some(1), "{name}: {difference:?}");
+    }
+}
+
+/// The plan computes what the formula says, from the bytes of the host.
+#[test]
+fn normalization_and_layout_are_part_of_the_plan() {
+    let transforms = [
+        ImageTransform::imagenet([9, 7]),
+        ImageTransform {
+            order: ChannelOrder::Bgr,
+            layout: ImageLayout::ChannelsLast,
+            mean: vec![0.1, 0.2, 0.3],
+            std: vec![0.5, 0.25, 2.0],
+            ..ImageTransform::new([3, 5, 9])
+        },
+        // 15 bytes, which leave a part of the last word unused.
+        ImageTransform::new([1, 3, 5]),
+    ];
+    for transform in transforms {
+        let [channels, height, width] = transform.size;
+        let files: Vec<PathBuf> = ["source.png", "crop.png", "pad.png"].map(fixture).to_vec();
+        let mut g = Graph::new();
+        let words = g.input_u32("words", &[2, transform.words()]);
+        let values = transform.apply(&mut g, words);
+        assert_eq!(g.shape(values)[1..], transform.shape());
+        g.set_outputs(vec![values]);
+        let config = SessionConfig {
+            device: Some("cpu".into()),
+            mode: Mode::Inference,
+            ..SessionConfig::default()
+        };
+        let (mut session, _) = build(&g, config).expect("builds");
+        let mut seen = 0;
+        for batch in ImageLoader::with_threads(files.clone(), transform.clone(), 2, 3).expect("starts") {
+            let batch = batch.expect("images");
+            assert_eq!((batch.first, batch.count), (seen, 2.min(files.len() - seen)));
+            session.try_set_input_u32("words", &batch.words).expect("fits");
+            session.try_step().expect("runs");
+            let mut found = vec![0.0; 2 * transform.bytes()];
+            session.try_read_output_by_index(0, &mut found).expect("reads");
+            for (file, found) in files[seen..]
+                .iter()
+                .zip(found.chunks(transform.bytes()))
+                .take(batch.count)
+            {
+                let bytes = transform.read(file).expect("an image");
+                for (i, byte) in bytes.iter().enumerate() {
+                    let (y, x, c) = (i / channels / width, i / channels % width, i % channels);
+                    let at = match transform.layout {
+                        ImageLayout::ChannelsFirst => (c * height + y) * width + x,
+                        ImageLayout::ChannelsLast => i,
+                    };
+                    let expected = (f32::from(*byte) / 255.0 - transform.mean[c]) / transform.std[c];
+                    assert!(
+                        (found[at] - expected).abs() < 1e-5,
+                        "{file:?} {i}: {} {expected}",
+                        found[at]
+                    );
+                }
+            }
+            seen += batch.count;
+        }
+        assert_eq!(seen, 3);
+    }
+}
+
+#[test]
+fn a_loader_ends_at_the_first_file_that_is_no_image() {
+    let home = tempfile::tempdir().expect("a folder");
+    fs::write(home.path().join("text.png"), "text").expect("writes");
+    let good = fixture("crop.png");
+    let mut files = vec![good; 9];
+    files.insert(5, home.path().join("text.png"));
+    let mut loader = ImageLoader::new(files.clone(), ImageTransform::new([3, 4, 4]), 4).expect("starts");
+    assert_eq!(loader.next().map(|batch| batch.map(|b| b.count).ok()), Some(Some(4)));
+    let error = loader.next().and_then(Result::err).expect("the sixth file is text");
+    assert!(error.to_string().contains("text.png"), "{error}");
+    assert!(loader.next().is_none());
+    // A loader that is dropped early ends its threads.
+    drop(ImageLoader::new(files, ImageTransform::new([1, 4, 4]), 1).expect("starts"));
+    let none = ImageLoader::new(Vec::new(), ImageTransform::new([1, 4, 4]), 1).expect("starts");
+    assert_eq!(none.count(), 0);
+}
+
+#[test]
+fn transforms_that_cannot_be_are_refused() {
+    let good = ImageTransform::imagenet([224, 200]);
+    assert_eq!(good.fit, ImageFit::Crop { shorter_side: 256 });
+    good.check().expect("usual");
+    let cases = [
+        (ImageTransform::new([2, 4, 4]), "channels are 1 or 3"),
+        (
+            ImageTransform {
+                fit: ImageFit::Crop { shorter_side: 3 },
+                ..ImageTransform::new([1, 4, 4])
+            },
+            "between 4",
+        ),
+        (
+            ImageTransform {
+                mean: vec![0.0],
+                ..good.clone()
+            },
+            "1 means and 3",
+        ),
+        (
+            ImageTransform {
+                std: vec![1.0, 0.0, 1.0],
+                ..good.clone()
+            },
+            "above 0",
+        ),
+    ];
+    for (transform, said) in cases {
+        let error = transform.check().expect_err(said).to_string();
+        assert!(error.contains(said), "{error}");
+        assert!(transform.read(&fixture("crop.png")).is_err());
+    }
+    assert!(ImageLoader::new(Vec::new(), good, 0).is_err());
 }

@@ -1,16 +1,20 @@
 //! Image files as features and labelled data sets.
 
+mod loader;
+mod transform;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use image::imageops::FilterType;
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 
 use meganeura_core::files::free_memory;
 
 use super::dataset::{Dataset, reserve};
 use super::error::DataError;
+pub use loader::{ImageBatch, ImageLoader};
+pub use transform::{ChannelOrder, ImageFit, ImageLayout, ImageTransform};
 
 /// Extensions of the files that are read, in upper or lower case.
 const ENDS: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
@@ -41,7 +45,7 @@ pub struct ImageFolder {
 ///
 /// # Errors
 ///
-/// [`DataError::Images`], with the folder or file, for an invalid size, a folder without
+/// [`DataError::ImageTransform`] for an invalid size; [`DataError::Images`], with the folder or file, for a folder without
 /// subfolders, with one class only or with another class than the given ones, a class without
 /// images, and a file that is no image or damaged; [`DataError::OutOfMemory`]; [`DataError::Io`].
 pub fn image_folder(
@@ -136,25 +140,16 @@ fn has_images(folder: &Path) -> bool {
 ///
 /// # Errors
 ///
-/// [`DataError::Images`], with the file, for an invalid size, and a file that is no image or
+/// [`DataError::ImageTransform`] for an invalid size; [`DataError::Images`], with the file, for a file that is no image or
 /// damaged; [`DataError::OutOfMemory`]; [`DataError::Io`].
 pub fn read_images(files: &[PathBuf], size: [usize; 3]) -> Result<Vec<f32>, DataError> {
-    let [channels, height, width] = size;
-    let side = |n: usize| u32::try_from(n).ok().filter(|n| (1..=MAX_SIDE).contains(n));
-    let (Some(height), Some(width), 1 | 3) = (side(height), side(width), channels) else {
-        let first = files.first().map(PathBuf::as_path).unwrap_or(Path::new("images"));
-        let message =
-            format!("images cannot become {size:?}: channels are 1 or 3, height and width from 1 to {MAX_SIDE}");
-        return Err(refuse(first, message));
-    };
-    let pixels = height as usize * width as usize;
-    let mut values = reserve("images", files.len(), channels.saturating_mul(pixels))?;
-    for path in files {
-        let image = decode(path)?.resize_exact(width, height, FilterType::Triangle);
-        let bytes = match channels {
-            1 => image.into_luma8().into_raw(),
-            _ => image.into_rgb8().into_raw(),
-        };
+    let transform = ImageTransform::new(size);
+    transform.check()?;
+    let [channels, ..] = size;
+    let mut values = reserve("images", files.len(), transform.bytes())?;
+    let mut images = ImageLoader::new(files.to_vec(), transform, 1)?;
+    while let Some(image) = images.next_image() {
+        let (_, bytes) = image?;
         // From channels last to channels first.
         for channel in 0..channels {
             let of_channel = bytes.iter().skip(channel).step_by(channels);
@@ -164,8 +159,8 @@ pub fn read_images(files: &[PathBuf], size: [usize; 3]) -> Result<Vec<f32>, Data
     Ok(values)
 }
 
-/// Decodes the image of a file, in its upright orientation.
-fn decode(path: &Path) -> Result<DynamicImage, DataError> {
+/// Decodes the image of a file, in its upright orientation, while `threads` do the same.
+fn decode(path: &Path, threads: usize) -> Result<DynamicImage, DataError> {
     let unreadable = |source| DataError::Io {
         name: path.display().to_string(),
         source,
@@ -180,8 +175,9 @@ fn decode(path: &Path) -> Result<DynamicImage, DataError> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
-    // At most half of the free memory, because rotating and resizing copy the image.
-    limits.max_alloc = Some(free_memory().map_or(MAX_DECODED_BYTES, |free| MAX_DECODED_BYTES.min(free / 2)));
+    // All threads together use at most half of the free memory, because rotating and resizing copy the image.
+    let share = |free: u64| MAX_DECODED_BYTES.min(free / 2 / threads.max(1) as u64);
+    limits.max_alloc = Some(free_memory().map_or(MAX_DECODED_BYTES, share));
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(damaged)?;
     let orientation = decoder.orientation().map_err(damaged)?;
