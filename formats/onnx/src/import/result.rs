@@ -125,6 +125,32 @@ impl Import {
 }
 
 impl Import {
+    /// Replaces an input by a value that `make` computes from new inputs, such as an image of bytes that becomes normalized numbers.
+    /// `make` adds the new inputs to the graph, and returns them with that value, which has the type and shape of the old one.
+    ///
+    /// # Errors
+    /// [`Error::Input`] if there is no input of this name; errors of [`Graph::splice`], such as for a value of another shape.
+    pub fn compute_input(
+        &mut self,
+        name: &str,
+        make: impl FnOnce(&mut Graph, &TensorInfo) -> (Vec<TensorInfo>, Value),
+    ) -> Result<()> {
+        let at = self.inputs.iter().position(|input| input.name == name);
+        let at = at.ok_or_else(|| Error::Input(format!("the model has no input `{name}`")))?;
+        let mut graph = Graph::new();
+        let (inputs, value) = make(&mut graph, &self.inputs[at]);
+        let map = graph.splice_all(&self.graph, &[(name, value)])?;
+        graph.set_outputs(self.graph.outputs().iter().map(|v| map[v]).collect());
+        graph.verify()?;
+        for guard in &mut self.guards {
+            guard.flag = map[&guard.flag];
+            guard.result = map[&guard.result];
+        }
+        self.graph = graph;
+        self.inputs.splice(at..=at, inputs);
+        Ok(())
+    }
+
     /// Adds a classifier to a graph that fine-tunes it: applies the model to `x`, and returns its logits.
     ///
     /// A softmax at the end is omitted, because the cross-entropy contains it. [`Import::set_parameters`] sets the values of the
