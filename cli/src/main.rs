@@ -64,7 +64,7 @@ enum Command {
     Evaluate(evaluation::EvaluateArgs),
     /// Check whether an ONNX model can run: list its inputs, unsupported operators and the cost of a run.
     Check(onnx::CheckArgs),
-    /// Run an ONNX model on NumPy arrays.
+    /// Run an ONNX model on NumPy arrays or image files.
     Run(onnx::RunArgs),
     /// Quantize an ONNX model to 8 bits (W8A8).
     Quantize(onnx::QuantizeArgs),

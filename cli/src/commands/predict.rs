@@ -6,6 +6,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use meganeura::files::write_atomically;
 use meganeura::nn::data::{self, Column, Dataset, TableReadOptions, TextEncoding};
@@ -80,9 +81,21 @@ impl ModelAndExamples {
         std::iter::once(&self.model).chain(files).map(PathBuf::as_path)
     }
 
-    /// Returns true if the examples come from a table.
-    pub(super) fn reads_table(&self) -> bool {
-        self.source.csv.is_some()
+    /// Returns the image files, if the examples are images without labels.
+    fn image_files(&self) -> Result<Option<Vec<PathBuf>>> {
+        match &self.source {
+            Source { images: Some(path), .. } => Ok(Some(data::image_files(path)?)),
+            Source { image, .. } if !image.is_empty() => Ok(Some(image.clone())),
+            _ => Ok(None),
+        }
+    }
+
+    fn options(&self) -> PredictorOptions {
+        PredictorOptions {
+            device: self.device.clone(),
+            batch: self.batch as usize,
+            precision: self.precision.map(Into::into),
+        }
     }
 }
 
@@ -162,42 +175,92 @@ pub(super) struct Examples {
 
 pub(crate) fn predict(args: &PredictArgs) -> Outcome {
     keep_inputs(&[("--output", args.output.as_deref())], args.shared.inputs())?;
+    if let Some(files) = args.shared.image_files()? {
+        return predict_images(args, &files);
+    }
     let (mut predictor, examples) = open(&args.shared, None, &args.keep)?;
     let predictions = predictor.predict(&examples.features)?;
-    let kept = |example: usize| {
-        examples
-            .kept
-            .iter()
-            .map(move |(name, cells)| (name.as_str(), cells[example].as_str()))
-    };
-    let rows = || examples.names.iter().zip(&predictions).enumerate();
-    let (task, top) = (predictor.task(), args.top as usize);
-    if let Some(path) = &args.output {
-        write_atomically(path, |file| write_csv(file, &examples, &predictions, task, top))?;
-        notice(format_args!("{} predictions in {}", predictions.len(), path.display()))?;
-        return Ok(ExitCode::SUCCESS);
+    let Examples { names, kept, .. } = &examples;
+    if args.output.is_some() {
+        return save(args, names, kept, &predictions, predictor.task());
     }
-    for (example, (name, prediction)) in rows() {
-        if args.json {
-            let mut object = object(name, prediction, task);
-            if !args.keep.is_empty() {
-                object["kept"] = kept(example)
-                    .map(|(name, cell)| (name.to_owned(), json!(cell)))
-                    .collect();
-            }
-            line(object)?;
-            continue;
-        }
-        let text: Vec<String> = match (task, prediction) {
-            (Task::Classification { classes, .. }, Prediction::Class { probabilities, .. }) => best(probabilities, top)
-                .map(|(class, p)| format!("{} {:.1} %", printable(&classes[class]), 100.0 * p))
-                .collect(),
-            _ => prediction.values().iter().map(|v| format!("{v:.6}")).collect(),
-        };
-        let kept: String = kept(example).map(|(_, cell)| format!(" {}", printable(cell))).collect();
-        line(format_args!("{name}{kept}: {}", text.join(", ")))?;
+    for (example, (name, prediction)) in names.iter().zip(&predictions).enumerate() {
+        let kept = kept
+            .iter()
+            .map(|(name, cells)| (name.as_str(), cells[example].as_str()));
+        show(args, predictor.task(), name, kept, prediction)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Predicts for image files. Prints the predictions of a batch before the next one.
+fn predict_images(args: &PredictArgs, files: &[PathBuf]) -> Outcome {
+    let model = Model::load(&args.shared.model)?;
+    let mut predictor = model.image_predictor(&args.shared.options())?;
+    let name = |file: usize| Name::File(files[file].display().to_string());
+    let (task, begin) = (predictor.task().clone(), Instant::now());
+    let (mut predictions, mut shown) = (Vec::new(), Ok(()));
+    predictor.predict(files, |file, prediction| {
+        if args.output.is_some() {
+            predictions.push(prediction);
+        } else if shown.is_ok() {
+            shown = show(args, &task, &name(file), std::iter::empty(), &prediction);
+        }
+    })?;
+    shown?;
+    if files.len() > 1 {
+        let rate = files.len() as f64 / begin.elapsed().as_secs_f64();
+        notice(format_args!("{} images, {rate:.0} images/s with decoding", files.len()))?;
+    }
+    if args.output.is_some() {
+        let names: Vec<Name> = (0..files.len()).map(name).collect();
+        return save(args, &names, &[], &predictions, &task);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the predictions to the file of `--output`.
+fn save(
+    args: &PredictArgs,
+    names: &[Name],
+    kept: &[(String, Vec<String>)],
+    predictions: &[Prediction],
+    task: &Task,
+) -> Outcome {
+    if let Some(path) = &args.output {
+        write_atomically(path, |file| {
+            write_csv(file, (names, kept), predictions, task, args.top as usize)
+        })?;
+        notice(format_args!("{} predictions in {}", predictions.len(), path.display()))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a prediction.
+fn show<'e>(
+    args: &PredictArgs,
+    task: &Task,
+    name: &Name,
+    kept: impl Iterator<Item = (&'e str, &'e str)>,
+    prediction: &Prediction,
+) -> Result<()> {
+    if args.json {
+        let mut object = object(name, prediction, task);
+        if !args.keep.is_empty() {
+            object["kept"] = kept.map(|(name, cell)| (name.to_owned(), json!(cell))).collect();
+        }
+        return Ok(line(object)?);
+    }
+    let text: Vec<String> = match (task, prediction) {
+        (Task::Classification { classes, .. }, Prediction::Class { probabilities, .. }) => {
+            best(probabilities, args.top as usize)
+                .map(|(class, p)| format!("{} {:.1} %", printable(&classes[class]), 100.0 * p))
+                .collect()
+        }
+        _ => prediction.values().iter().map(|v| format!("{v:.6}")).collect(),
+    };
+    let kept: String = kept.map(|(_, cell)| format!(" {}", printable(cell))).collect();
+    Ok(line(format_args!("{name}{kept}: {}", text.join(", ")))?)
 }
 
 /// Opens the model on its device, and reads the examples. `y` is the array of labels, if they are needed, and `keep` contains
@@ -208,14 +271,13 @@ pub(super) fn open(args: &ModelAndExamples, y: Option<&str>, keep: &[String]) ->
     let examples = match &args.source {
         Source { csv: Some(path), .. } => csv(path, args, &model, y.is_some(), keep)?,
         Source { npz: Some(path), .. } => npz(path, args, y, &model)?,
-        Source { images: Some(path), .. } => image_folder(path, y.is_some(), &model)?,
-        Source { image, .. } => images(image.clone(), &model)?,
+        Source { images: Some(path), .. } => labelled_images(path, &model)?,
+        // `predict` does not read them here.
+        Source { .. } => {
+            return Err("single images have no labels; use --images DIR with one subfolder per class".into());
+        }
     };
-    let predictor = model.predictor(&PredictorOptions {
-        device: args.device.clone(),
-        batch: args.batch as usize,
-        precision: args.precision.map(Into::into),
-    })?;
+    let predictor = model.predictor(&args.options())?;
     Ok((predictor, examples))
 }
 
@@ -272,21 +334,8 @@ fn npz(path: &Path, args: &ModelAndExamples, y: Option<&str>, model: &Model) -> 
     })
 }
 
-fn images(files: Vec<PathBuf>, model: &Model) -> Result<Examples> {
-    Ok(Examples {
-        features: model.read_images(&files)?,
-        names: files.iter().map(|f| Name::File(f.display().to_string())).collect(),
-        labelled: None,
-        preprocessing: model.preprocessing().clone(),
-        kept: Vec::new(),
-    })
-}
-
-/// Reads a folder of images or, with labels, a folder of folders of images.
-fn image_folder(path: &Path, labels: bool, model: &Model) -> Result<Examples> {
-    if !labels {
-        return images(data::image_files(path)?, model);
-    }
+/// Reads a folder of folders of images.
+fn labelled_images(path: &Path, model: &Model) -> Result<Examples> {
     let Preprocessing::Images { size, .. } = *model.preprocessing() else {
         return Err(format!(
             "{}: the model was not trained on image files; pass examples with --csv or --npz",
@@ -309,7 +358,7 @@ fn image_folder(path: &Path, labels: bool, model: &Model) -> Result<Examples> {
 }
 
 /// Returns the most probable classes with their probabilities; equal ones keep their order.
-fn best(probabilities: &[f64], top: usize) -> impl Iterator<Item = (usize, f64)> {
+pub(super) fn best(probabilities: &[f64], top: usize) -> impl Iterator<Item = (usize, f64)> {
     let mut all: Vec<(usize, f64)> = probabilities.iter().copied().enumerate().collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all.into_iter().take(top)
@@ -345,7 +394,7 @@ fn object(name: &Name, prediction: &Prediction, task: &Task) -> Value {
 
 fn write_csv(
     file: &mut dyn Write,
-    examples: &Examples,
+    (names, kept): (&[Name], &[(String, Vec<String>)]),
     predictions: &[Prediction],
     task: &Task,
     top: usize,
@@ -360,17 +409,13 @@ fn write_csv(
         Task::Regression { targets, .. } => targets.iter().map(|name| quoted(name)).collect(),
         _ => Vec::new(),
     };
-    let first = match examples.names.first() {
+    let first = match names.first() {
         Some(Name::File(_)) => "file",
         _ => "row",
     };
-    let kept: String = examples
-        .kept
-        .iter()
-        .map(|(name, _)| format!(",{}", quoted(name)))
-        .collect();
-    writeln!(file, "{first}{kept},{}", header.join(","))?;
-    for (example, (name, prediction)) in examples.names.iter().zip(predictions).enumerate() {
+    let kept_names: String = kept.iter().map(|(name, _)| format!(",{}", quoted(name))).collect();
+    writeln!(file, "{first}{kept_names},{}", header.join(","))?;
+    for (example, (name, prediction)) in names.iter().zip(predictions).enumerate() {
         let fields: Vec<String> = match (task, prediction) {
             (Task::Classification { classes, .. }, Prediction::Class { probabilities, .. }) => best(probabilities, top)
                 .map(|(class, p)| format!("{},{p}", quoted(&classes[class])))
@@ -381,10 +426,7 @@ fn write_csv(
             Name::Row(number) => number.to_string(),
             Name::File(path) => quoted(path),
         };
-        let kept = examples
-            .kept
-            .iter()
-            .map(|(_, cells)| format!(",{}", quoted(&cells[example])));
+        let kept = kept.iter().map(|(_, cells)| format!(",{}", quoted(&cells[example])));
         writeln!(file, "{name}{},{}", kept.collect::<String>(), fields.join(","))?;
     }
     Ok(())

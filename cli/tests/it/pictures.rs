@@ -162,3 +162,79 @@ fn photos_in_folders_are_learned_and_files_are_named() {
     );
     assert!(!ok && err.contains("HEIGHTxWIDTH"), "{err}");
 }
+
+/// Returns the first words after `FILE: ` of each line.
+fn classes(out: &str) -> Vec<&str> {
+    out.lines()
+        .filter_map(|line| line.split_once(": ")?.1.split(' ').next())
+        .collect()
+}
+
+#[test]
+fn an_exported_model_runs_on_image_files() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    for (class, colour) in [("sky", [20, 60, 200]), ("rose", [200, 30, 40])] {
+        fs::create_dir_all(path.join("photos").join(class)).expect("makes");
+        for i in 0..12 {
+            bmp(&path.join(format!("photos/{class}/{i}.bmp")), colour, i);
+        }
+    }
+    fs::create_dir(path.join("all")).expect("makes");
+    for i in 0..7 {
+        bmp(
+            &path.join(format!("all/{i}.bmp")),
+            [40 * (i as u8 % 2) + 10, 20, 120],
+            i,
+        );
+    }
+    let run = |line: &str| run_in(path, &line.split(' ').collect::<Vec<_>>());
+    let train = "train --images photos --image-size 8 --model cnn --epochs 6 --batch 8 --out p --device cpu";
+    let (ok, _, err) = run(train);
+    assert!(ok, "{err}");
+    let (ok, predicted, err) = run("predict --model p --images all --device cpu --batch 3");
+    assert!(ok && err.contains("7 images, "), "{predicted}{err}");
+    let (ok, _, err) = run("export p --out p.onnx");
+    assert!(ok, "{err}");
+    // The file has the preprocessing and the names of the classes.
+    for batch in ["", " --batch 3"] {
+        let (ok, found, err) = run(&format!("run p.onnx --images all --device cpu{batch}"));
+        assert!(ok && err.contains("7 images on"), "{found}{err}");
+        assert_eq!(found, predicted);
+        assert!(classes(&found).iter().all(|class| ["sky", "rose"].contains(class)));
+    }
+    let (ok, json, _) = run("run p.onnx --images all --device cpu --json --top 2 --output-dir results");
+    let first: serde_json::Value = serde_json::from_str(json.lines().next().expect("a line")).expect("JSON");
+    assert!(
+        ok && first["file"] == "all/0.bmp" && first["classes"].as_array().map(Vec::len) == Some(2),
+        "{json}"
+    );
+    let probabilities = meganeura::nn::data::read_npy(path.join("results/output_0.npy")).expect("written");
+    assert_eq!(probabilities.shape(), [7, 2]);
+    fs::write(path.join("names.txt"), "red\nblue\n").expect("writes");
+    let (ok, found, _) = run("run p.onnx --image all/1.bmp all/2.bmp --labels names.txt --bgr --device cpu");
+    assert!(
+        ok && classes(&found).iter().all(|class| ["red", "blue"].contains(class)),
+        "{found}"
+    );
+    // A file with a fixed batch.
+    assert!(run("export p --out fixed.onnx --batch 2").0);
+    let (ok, found, err) = run("run fixed.onnx --images all --device cpu");
+    assert!(ok && found == predicted, "{found}{err}");
+    for (line, said) in [
+        ("run fixed.onnx --images all --batch 3", "only batches of 2"),
+        (
+            "run p.onnx --images all --image-size 9",
+            "height 9, but the model accepts only 8",
+        ),
+        ("run p.onnx --images photos", "only folders of images"),
+        ("run p.onnx --images all --repeat 1", "--repeat"),
+        ("run p.onnx --images all --input x=x.npy", "cannot be used with"),
+        ("run p.onnx --input x=x.npy --bgr", "--bgr is only for --image"),
+        ("run p.onnx --image p.onnx", "p.onnx: it is not a readable image"),
+        ("run p.onnx --image all/1.bmp --labels missing.txt", "missing.txt"),
+    ] {
+        let (ok, _, err) = run(line);
+        assert!(!ok && err.contains(said), "{line}: {err}");
+    }
+}

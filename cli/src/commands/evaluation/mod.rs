@@ -71,7 +71,7 @@ fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
     keep_inputs(&[("--html", args.html.as_deref())], args.shared.inputs())?;
     let (mut predictor, examples) = open(&args.shared, Some(&args.y), &[])?;
     let Some(labelled) = &examples.labelled else {
-        return Err(unlabelled(args, &examples, predictor.task()).into());
+        return Err(unlabelled(&examples, predictor.task()).into());
     };
     let groups = groups(&examples.preprocessing);
     if args.importance.is_some() && groups.is_empty() {
@@ -115,19 +115,15 @@ fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the message for examples without labels.
-fn unlabelled(args: &EvaluateArgs, examples: &Examples, task: &Task) -> String {
+/// Returns the message for a table without labels.
+fn unlabelled(examples: &Examples, task: &Task) -> String {
     let file = printable(examples.features.name());
     let name = match task {
         Task::Classification { target, .. } => target.clone(),
         Task::Regression { targets, .. } => targets.join(", "),
         _ => String::new(),
     };
-    if args.shared.reads_table() {
-        format!("{file}: there is no column '{name}' to compare with; `meganeura predict` works without it")
-    } else {
-        "single images have no labels; use --images DIR with one subfolder per class".to_owned()
-    }
+    format!("{file}: there is no column '{name}' to compare with; `meganeura predict` works without it")
 }
 
 /// Returns the features of each column of a table; none for other data.

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use meganeura::host_memory::collected;
+use meganeura::nn::data::ImageTransform;
 use meganeura::nn::model::{self, ModelError, Preprocessing, Task};
 use meganeura::onnx::{self, ExportOptions};
 
 use serde_json::json;
 
+use super::images::TRANSFORM;
 use super::{DimOptions, Result, failed};
 use crate::commands::Outcome;
 use crate::output::line;
@@ -23,7 +25,8 @@ Examples:
 The ONNX file of a model folder has the input x (features). Its outputs are probabilities and label (index of the most \
 probable class) for a classifier, and predictions for a regression model. It includes the standardisation of the \
 features, but not the encoding of words: a column of words becomes one feature of 0 or 1 per category. The metadata has \
-the names of the features, of the classes and of the targets as JSON lists.";
+the names of the features, of the classes and of the targets as JSON lists, and the preprocessing of images, which `run \
+--images` uses.";
 
 /// Options of `export`.
 #[derive(Debug, clap::Args)]
@@ -109,9 +112,12 @@ fn folder(args: &Args) -> Result<()> {
     }
 }
 
-/// Returns the names of features, classes and targets, as JSON lists.
+/// Returns the names of features, classes and targets, as JSON lists, and the preprocessing of images.
 fn metadata(model: &model::Model) -> Vec<(String, String)> {
     let mut metadata = Vec::new();
+    if let Preprocessing::Images { size, .. } = model.preprocessing() {
+        metadata.push((TRANSFORM.to_owned(), json!(ImageTransform::new(*size)).to_string()));
+    }
     let mut add = |key: &str, names: &[String]| metadata.push((key.to_owned(), json!(names).to_string()));
     if let Preprocessing::Table { schema, .. } = model.preprocessing() {
         add("features", &schema.feature_names());

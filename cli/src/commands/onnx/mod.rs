@@ -3,6 +3,7 @@
 mod arrays;
 mod check;
 mod export;
+mod images;
 mod quantize;
 mod run;
 

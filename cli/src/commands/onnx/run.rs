@@ -10,6 +10,7 @@ use meganeura::onnx::{LabelKind, Model, OutputLabels, Runner, SharedRunner, Tens
 use serde_json::json;
 
 use super::arrays::{self, Inputs};
+use super::images::{self, ImageOptions};
 use super::{DeviceOptions, DimOptions, Result, failed};
 use crate::commands::Outcome;
 use crate::output::line;
@@ -18,6 +19,7 @@ const EXAMPLES: &str = "\
 Examples:
   meganeura run classifier.onnx --input x=image.npy
   meganeura run detector.onnx --inputs-dir inputs --output-dir results --device cpu
+  meganeura run resnet50.onnx --images photos --labels imagenet-classes.txt --top 5
 
 A folder of inputs contains `NAME.npy` for each input of the model, or `input_0.npy`, `input_1.npy` and so on in the order of \
 `meganeura check MODEL.onnx`. Results are `output_0.npy`, `output_1.npy` and so on. Other `.npy` files are an error.
@@ -60,9 +62,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", requires = "repeat", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
 
-    /// Print a JSON object with shapes, types and times; results are written only to --output-dir.
+    /// Print a JSON object with shapes, types and times, or one for each image; results are written only to --output-dir.
     #[arg(long)]
     json: bool,
+
+    // Its heading would also be that of later options.
+    #[command(flatten)]
+    images: ImageOptions,
 }
 
 fn input(text: &str) -> std::result::Result<(String, PathBuf), String> {
@@ -109,6 +115,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Err(e) => return failed(e),
     };
     args.dims.check(&model)?;
+    if args.images.any() {
+        return run_images(args, &model);
+    }
+    args.images.check_unused()?;
     let Inputs {
         tensors: inputs,
         constants,
@@ -201,6 +211,20 @@ pub(crate) fn run(args: &Args) -> Outcome {
         line(format_args!("results are in {}", folder.display()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs the model on image files.
+fn run_images(args: &Args, model: &Model) -> Outcome {
+    if args.repeat.is_some() {
+        return Err("--repeat measures runs with arrays (--input); a run with images prints images/s".into());
+    }
+    let context = images::Context {
+        dims: &args.dims,
+        device: &args.device,
+        output_dir: args.output_dir.as_deref(),
+        json: args.json,
+    };
+    images::run(model, &args.images, &context)
 }
 
 /// Returns the median time of a run in milliseconds, including the transfer of inputs and results.
