@@ -3,7 +3,7 @@
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
-use super::lora::{Adapter, LoraConfig};
+use super::lora::{Adapter, FrozenWeight, LoraConfig};
 use super::stored::{StoredMatrix, WeightStorage};
 use super::{reject, reject_zero_sizes, scoped};
 
@@ -133,13 +133,10 @@ impl Linear {
         let (x, [inputs, outputs]) = (x.into(), self.sizes);
         let what = format!("linear '{}' ({inputs} to {outputs} features)", self.name);
         g.within(what, |g| {
-            let mut y = match &self.stored {
-                Some(stored) => stored.product(g, x),
-                None => g.matmul(x, self.weight),
-            };
+            let mut y = self.product(g, x);
             g.named(y, &self.name);
             if let Some(adapter) = &self.adapter {
-                y = adapter.add_to(g, y, x, &self.name);
+                y = adapter.add_to(g, y, x, &self.name, self);
             }
             match self.bias {
                 Some(bias) => {
@@ -149,5 +146,24 @@ impl Linear {
                 None => y,
             }
         })
+    }
+}
+
+impl FrozenWeight for Linear {
+    fn product(&self, g: &mut Graph, x: Value) -> NodeId {
+        match &self.stored {
+            Some(stored) => stored.product(g, x),
+            None => g.matmul(x, self.weight),
+        }
+    }
+
+    fn squares(&self, g: &mut Graph) -> NodeId {
+        // Stored matrices are transposed.
+        let (weight, inputs) = match &self.stored {
+            Some(stored) => (stored.dequantized(g), 1),
+            None => (self.weight, 0),
+        };
+        let squares = g.mul(weight, weight);
+        g.sum(squares, &[inputs], false)
     }
 }

@@ -71,7 +71,7 @@ impl fmt::Display for LoraTargets {
 }
 
 /// Adapters of a model (LoRA; Hu et al., 2021): the product of two narrow trained matrices is added
-/// to a frozen weight `W`, `y = x W + (alpha / rank) x A B`.
+/// to a frozen weight `W`, `y = x W + s x A B` with `s = alpha / rank`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoraConfig {
     /// Rank of the adapters: the number of columns of `A`; at least 1.
@@ -80,6 +80,11 @@ pub struct LoraConfig {
     pub alpha: f32,
     /// Layers that have adapters.
     pub targets: LoraTargets,
+    /// True if `s` is `alpha / sqrt(rank)`, for high ranks (rsLoRA; Kalajdzievski, 2023).
+    pub rank_stabilized: bool,
+    /// True if adapters also train the length of each column of the weight (DoRA; Liu et al., 2024): `y = x V`. Column `j` of
+    /// `V` is `m_j (W + s A B)_j / |(W + s A B)_j|`. Gradients treat the denominator as a constant, as in PEFT.
+    pub dora: bool,
 }
 
 impl LoraConfig {
@@ -92,6 +97,8 @@ impl LoraConfig {
             rank,
             alpha: 2.0 * rank as f32,
             targets: LoraTargets(targets),
+            rank_stabilized: false,
+            dora: false,
         }
     }
 
@@ -113,9 +120,15 @@ impl LoraConfig {
         }
     }
 
-    /// Returns `alpha / rank`, by which the product of the two matrices is multiplied.
+    /// Returns the factor `s` of the product of the two matrices.
     pub fn scale(&self) -> f32 {
-        self.alpha / self.rank.max(1) as f32
+        self.scale_of(self.rank, self.alpha)
+    }
+
+    /// Returns the factor of an adapter with another rank and alpha.
+    pub fn scale_of(&self, rank: usize, alpha: f32) -> f32 {
+        let rank = rank.max(1) as f32;
+        alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
     }
 
     /// Returns true if the layer of this name has an adapter.
@@ -131,17 +144,35 @@ pub(crate) const ADAPTER_SCALES_INPUT: &str = "adapter_scales";
 /// Part of the names of parameters of adapters.
 pub(crate) const LORA_PART: &str = ".lora_";
 
+/// Last part of the name of the parameter of DoRA.
+pub const LORA_MAGNITUDE: &str = "lora_magnitude_vector";
+
+/// Smallest square of a column's length that DoRA divides by.
+const SMALLEST_SQUARE: f64 = 1e-20;
+
 /// The two matrices of an adapter.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Adapter {
     a: NodeId,
     b: NodeId,
     scale: f32,
+    /// Trained lengths of the columns, `f32 [outputs]`.
+    magnitude: Option<NodeId>,
+}
+
+/// The frozen weight `W [inputs, outputs]` of an adapted layer.
+pub(super) trait FrozenWeight {
+    /// Returns `x W`.
+    fn product(&self, g: &mut Graph, x: Value) -> NodeId;
+
+    /// Returns the squares of the lengths of the columns of `W`, `f32 [outputs]`.
+    fn squares(&self, g: &mut Graph) -> NodeId;
 }
 
 impl Adapter {
     /// Registers `{name}.lora_A.weight [inputs, rank]`, uniform, and
-    /// `{name}.lora_B.weight [rank, outputs]`, zeros, if the layer has an adapter.
+    /// `{name}.lora_B.weight [rank, outputs]`, zeros, if the layer has an adapter. With DoRA, also
+    /// `{name}.lora_magnitude_vector [outputs]`, ones, which the caller sets to the lengths of the weight's columns.
     #[track_caller]
     pub(super) fn of(g: &mut Graph, name: &str, lora: Option<LoraConfig>, sizes: [usize; 2]) -> Option<Self> {
         let config = lora.filter(|lora| lora.has(name))?;
@@ -149,16 +180,42 @@ impl Adapter {
         let init = Init::kaiming_uniform(inputs);
         let a = g.parameter_with(&scoped(name, "lora_A.weight"), &[inputs, config.rank], init);
         let b = g.parameter(&scoped(name, "lora_B.weight"), &[config.rank, outputs]);
+        let magnitude = |g: &mut Graph| g.parameter_with(&scoped(name, LORA_MAGNITUDE), &[outputs], Init::Ones);
         Some(Adapter {
             a,
             b,
             scale: config.scale(),
+            magnitude: config.dora.then(|| magnitude(g)),
         })
     }
 
-    /// Returns `y` plus the adapter's result for `x`.
+    /// Returns the lengths of the columns of `W + s A B`, `f32 [outputs]`, without computing this matrix: its square is
+    /// `|W|^2 + 2 s W.AB + s^2 |AB|^2` for each column, and `A` has few columns. If nothing is trained, the plan computes this once.
+    fn lengths(&self, g: &mut Graph, weight: &impl FrozenWeight) -> NodeId {
+        let squares = weight.squares(g);
+        let transposed = g.transpose(self.a);
+        let of_columns = |g: &mut Graph, product: NodeId, factor: f32| {
+            let products = g.mul(self.b, product);
+            let sum = g.sum(products, &[0], false);
+            let factor = g.scalar(factor);
+            g.mul(sum, factor)
+        };
+        let cross = weight.product(g, transposed.into());
+        let cross = of_columns(g, cross, 2.0 * self.scale);
+        let gram = g.matmul(transposed, self.a);
+        let gram = g.matmul(gram, self.b);
+        let own = of_columns(g, gram, self.scale * self.scale);
+        let sum = g.add(squares, cross);
+        let sum = g.add(sum, own);
+        // Rounding can make the square of a column of zeros negative.
+        let least = g.scalar_of(meganeura_core::DType::F32, SMALLEST_SQUARE);
+        let sum = g.maximum(sum, least);
+        g.sqrt(sum)
+    }
+
+    /// Returns `y = x W` plus the adapter's result for `x`, with DoRA times the quotient of the trained and the present lengths.
     #[track_caller]
-    pub(super) fn add_to(&self, g: &mut Graph, y: NodeId, x: Value, name: &str) -> NodeId {
+    pub(super) fn add_to(&self, g: &mut Graph, y: NodeId, x: Value, name: &str, weight: &impl FrozenWeight) -> NodeId {
         let narrow = g.matmul(x, self.a);
         // Scaling the narrow product is cheapest.
         let narrow = match g.leaf_named(ADAPTER_SCALES_INPUT) {
@@ -178,7 +235,13 @@ impl Adapter {
             }
         };
         let added = g.matmul(narrow, self.b);
-        let y = g.add(y, added);
+        let mut y = g.add(y, added);
+        if let Some(magnitude) = self.magnitude {
+            let lengths = self.lengths(g, weight);
+            let lengths = g.stop_gradient(lengths);
+            let factor = g.div(magnitude, lengths);
+            y = g.mul(y, factor);
+        }
         g.named(y, name)
     }
 }

@@ -132,6 +132,15 @@ impl StoredMatrix {
         g.quantized_matmul(x, self.weight, self.scales.map(Value::from))
     }
 
+    /// Returns the matrix in `f32 [rows, columns]`.
+    #[track_caller]
+    pub(crate) fn dequantized(&self, g: &mut Graph) -> NodeId {
+        match self.scales {
+            Some(scales) => g.dequantize(self.weight, scales),
+            None => g.cast(self.weight, DType::F32),
+        }
+    }
+
     /// Multiplies each row of `x [..., columns]` by the transpose of its expert's matrix, with
     /// experts `u32 [...]`: `-> [..., rows]`.
     #[track_caller]
