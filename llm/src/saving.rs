@@ -5,13 +5,13 @@ use std::path::Path;
 
 use meganeura_core::files::{FolderKind, read_within_memory, write_atomically};
 use meganeura_core::{Error, Result, Session, Weight, Weights};
-use meganeura_nn::layers::LoraConfig;
+use meganeura_nn::layers::{LORA_MAGNITUDE, LoraConfig};
 use meganeura_nn::models::LlamaConfig;
 use serde_json::{Value, json};
 
-use crate::adapters::{ADAPTERS, MATRICES, PREFIX, add_product};
+use crate::adapters::{ADAPTERS, MATRICES, PREFIX, merge};
 use crate::checkpoint::transposed;
-use crate::config::{Projections, text_part};
+use crate::config::{Projections, text_architecture, text_part};
 use crate::files::{ADAPTER_CONFIG, damaged};
 use crate::tensors::layout::{FUSED, expert_name, to_mixtral};
 
@@ -87,11 +87,10 @@ impl Descriptions {
             return Ok(());
         };
         let whole: Value = serde_json::from_slice(bytes).map_err(|e| damaged(path, e))?;
-        if whole["model_type"] != "gemma3" {
-            return Ok(());
-        }
-        if let Some(mut text) = text_part(whole) {
-            text["architectures"] = json!(["Gemma3ForCausalLM"]);
+        if let Some(mut text) = text_part(whole)
+            && let Some(architecture) = text_architecture(&text)
+        {
+            text["architectures"] = json!([architecture]);
             self.set(CONFIG_FILE, format!("{text:#}\n").into_bytes());
         }
         Ok(())
@@ -220,7 +219,12 @@ fn merged(session: &mut Session, name: &str, shape: &[usize], lora: Option<&Lora
     {
         let a = read(session, &format!("{layer}.lora_A.weight"))?;
         let b = read(session, &format!("{layer}.lora_B.weight"))?;
-        add_product(&mut values, &a, &b, lora);
+        let magnitude = if lora.dora {
+            read(session, &format!("{layer}.{LORA_MAGNITUDE}"))?
+        } else {
+            Vec::new()
+        };
+        merge(&mut values, &a, &b, &magnitude, lora);
     }
     Ok(values)
 }
@@ -279,6 +283,8 @@ pub fn save_adapters(folder: &Path, session: &mut Session, lora: &LoraConfig, ba
         "fan_in_fan_out": false,
         "inference_mode": true,
         "target_modules": lora.targets.names().collect::<Vec<_>>(),
+        "use_rslora": lora.rank_stabilized,
+        "use_dora": lora.dora,
     });
     write_json(&folder.join(ADAPTER_CONFIG), &config)
 }

@@ -126,7 +126,7 @@ impl EngineOptions {
             Some(folder) => Ok(PackedAdapters::for_all(open(folder)?)),
             None => {
                 let named = self.named_adapters.iter().map(open);
-                Ok(PackedAdapters::select(named.collect::<Result<Vec<_>>>()?))
+                PackedAdapters::select(named.collect::<Result<Vec<_>>>()?)
             }
         }
     }

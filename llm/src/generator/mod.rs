@@ -209,8 +209,9 @@ impl Generator {
                 checkpoint = checkpoint.with_adapters(opened)?;
             } else {
                 checkpoint.check_adapters(&opened)?;
-                config.network.lora = Some(*opened.config());
-                adapters = Some(PackedAdapters::for_all(opened));
+                let packed = PackedAdapters::for_all(opened);
+                config.network.lora = packed.single();
+                adapters = Some(packed);
             }
         }
         Ok(Generator {

@@ -8,10 +8,11 @@ use meganeura_compiler::builder::Builder;
 use meganeura_core::quantization::BLOCK;
 use meganeura_core::{Adam, Session};
 use meganeura_cpu::CpuDevice;
+use meganeura_llm::adapters::set_lengths;
 use meganeura_llm::{
     Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, Projections, Request, WeightStorage, saving,
 };
-use meganeura_nn::layers::LoraConfig;
+use meganeura_nn::layers::{LoraConfig, LoraTargets};
 use meganeura_nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
 use meganeura_nn::trainer::{Checkpoints, TrainConfig};
 use safetensors::SafeTensors;
@@ -107,7 +108,8 @@ fn follow(session: &mut Session, curve: &Value) {
         }
     }
     let first = losses[0].as_f64().expect("a number");
-    assert!(f64::from(session.read_loss()) < first, "nothing was learnt");
+    let least = losses.iter().filter_map(Value::as_f64).fold(first, f64::min);
+    assert!(least < 0.98 * first, "nothing was learnt");
 }
 
 #[test]
@@ -117,17 +119,19 @@ fn twenty_steps_of_all_parameters_are_the_same() {
 
 #[test]
 fn twenty_steps_of_adapters_are_the_same() {
-    let adapters = Adapters::open(&lora()).expect("adapters");
-    let mut session = training(Some(*adapters.config()), 2, 24);
-    adapters.load_into(&mut session).expect("they fit");
-    let frozen = "model.layers.0.self_attn.q_proj.weight";
-    let before = session.read_parameter(frozen);
-    follow(&mut session, &json("lora_curve.json"));
-    assert_eq!(
-        session.read_parameter(frozen),
-        before,
-        "the model itself stays as it is"
-    );
+    for name in ["lora", "dora"] {
+        let adapters = Adapters::open(&of_peft(name)).expect("adapters");
+        let mut session = training(Some(*adapters.config()), 2, 24);
+        adapters.load_into(&mut session).expect("they fit");
+        let frozen = "model.layers.0.self_attn.q_proj.weight";
+        let before = session.read_parameter(frozen);
+        follow(&mut session, &json(&format!("{name}_curve.json")));
+        assert_eq!(
+            session.read_parameter(frozen),
+            before,
+            "the model itself stays as it is"
+        );
+    }
 }
 
 /// Returns the values of weights stored in fewer bits: rows of `[outputs, inputs]` in blocks, rows of other lengths in `f16`.
@@ -251,40 +255,103 @@ fn off(found: &[f32], wanted: &[f32]) -> f32 {
     found.iter().zip(wanted).fold(0.0f32, |a, (f, w)| a.max((f - w).abs())) / size
 }
 
+/// Folder of adapters that PEFT wrote.
+fn of_peft(name: &str) -> PathBuf {
+    fixtures().join("finetuning").join(name)
+}
+
+/// Logits of the prompt of `lora.json` with the adapters of a folder, as PEFT computed them.
+fn logits_of_peft(name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(of_peft(&format!("{name}.safetensors"))).expect("a fixture");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let (words, _) = tensors.tensor("logits").expect("logits").data().as_chunks::<4>();
+    words.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}
+
+/// LoRA; rsLoRA with ranks and alphas that differ between layers; DoRA.
 #[test]
 fn merged_adapters_give_the_logits_of_peft() {
     let prompt = ids(&json("lora.json")["prompt_ids"]);
-    let bytes = std::fs::read(fixtures().join("finetuning/lora.safetensors")).expect("a fixture");
-    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let (words, _) = tensors.tensor("logits").expect("logits").data().as_chunks::<4>();
-    let wanted: Vec<f32> = words.iter().map(|&b| f32::from_le_bytes(b)).collect();
-    let found = logits(&model(), Some(&lora()), &prompt);
-    assert!(off(&found, &wanted) < 1e-4, "off by {}", off(&found, &wanted));
     let without = logits(&model(), None, &prompt);
-    assert!(off(&without, &wanted) > 0.1, "adapters change little");
+    for name in ["lora", "patterns", "dora"] {
+        let wanted = logits_of_peft(name);
+        let found = logits(&model(), Some(&of_peft(name)), &prompt);
+        assert!(off(&found, &wanted) < 1e-4, "{name}: off by {}", off(&found, &wanted));
+        assert!(off(&without, &wanted) > 0.1, "{name}: adapters change little");
+    }
+}
+
+/// With weights of 16 and 8 bits, adapters are not merged. Results differ only by the rounding of the weights.
+#[test]
+fn adapters_of_all_kinds_work_beside_packed_weights() {
+    let prompt = ids(&json("lora.json")["prompt_ids"]);
+    for name in ["lora", "patterns", "dora"] {
+        let wanted = logits_of_peft(name);
+        for (storage, tolerance) in [(WeightStorage::F16, 5e-3), (WeightStorage::Q8, 5e-2)] {
+            let mut config = ModelConfig::open(&model()).expect("a configuration");
+            config.network.weights = storage.into();
+            let options = GeneratorOptions {
+                adapters: Some(of_peft(name)),
+                ..GeneratorOptions::default()
+            };
+            let checkpoint = Checkpoint::open(&model()).expect("weights");
+            let device = Arc::new(CpuDevice::new(2));
+            let mut generator = Generator::on(device, config, checkpoint, &options).expect("a generator");
+            let found = generator.prompt_logits(&prompt).expect("logits");
+            let off = off(&found, &wanted);
+            assert!(off < tolerance, "{name} beside {storage:?}: off by {off}");
+        }
+    }
+}
+
+/// Untrained DoRA adapters do not change the loss, with weights of any storage type.
+#[test]
+fn new_dora_adapters_change_nothing() {
+    let lora = LoraConfig {
+        dora: true,
+        targets: LoraTargets::ALL,
+        ..LoraConfig::new(2)
+    };
+    let tokens: Vec<u32> = (0..8).collect();
+    for &storage in &WeightStorage::ALL {
+        let losses = [None, Some(lora)].map(|lora| {
+            let mut session = training_with(lora, storage, 1, 8);
+            set_lengths(&mut session).expect("sets");
+            session.set_input_u32(TOKENS, &tokens);
+            session.set_input_u32(TARGETS, &tokens);
+            session.step();
+            f64::from(session.read_loss())
+        });
+        close(&format!("{storage:?}"), losses[1], losses[0]);
+    }
 }
 
 #[test]
 fn what_is_saved_is_what_was_trained() {
-    let adapters = Adapters::open(&lora()).expect("adapters");
-    let config = *adapters.config();
-    let mut session = training(Some(config), 1, 8);
-    adapters.load_into(&mut session).expect("they fit");
     let prompt = ids(&json("lora.json")["prompt_ids"]);
-    let wanted = logits(&model(), Some(&lora()), &prompt);
-
-    // Adapters: the same bits.
-    let folder = tempfile::tempdir().expect("a folder");
-    saving::save_adapters(folder.path(), &mut session, &config, "model").expect("saved");
-    assert_eq!(*Adapters::open(folder.path()).expect("adapters").config(), config);
-    assert_eq!(logits(&model(), Some(folder.path()), &prompt), wanted);
-
-    // A whole model.
-    let merged = tempfile::tempdir().expect("a folder");
-    saving::copy_descriptions(&model(), merged.path()).expect("copied");
-    saving::save_weights(merged.path(), &mut session, Some(&config), Projections::Separate).expect("saved");
-    let found = logits(merged.path(), None, &prompt);
-    assert!(off(&found, &wanted) < 1e-6, "off by {}", off(&found, &wanted));
+    let opened = |name: &str| {
+        let adapters = Adapters::open(&of_peft(name)).expect("adapters");
+        let config = *adapters.config();
+        let mut session = training(Some(config), 1, 8);
+        adapters.load_into(&mut session).expect("they fit");
+        (session, config)
+    };
+    for name in ["lora", "patterns", "dora"] {
+        let (mut session, config) = opened(name);
+        let wanted = logits(&model(), Some(&of_peft(name)), &prompt);
+        // Adapters: the same bits.
+        let folder = tempfile::tempdir().expect("a folder");
+        saving::save_adapters(folder.path(), &mut session, &config, "model").expect("saved");
+        assert_eq!(*Adapters::open(folder.path()).expect("adapters").config(), config);
+        assert_eq!(logits(&model(), Some(folder.path()), &prompt), wanted);
+        // A whole model.
+        let merged = tempfile::tempdir().expect("a folder");
+        saving::copy_descriptions(&model(), merged.path()).expect("copied");
+        saving::save_weights(merged.path(), &mut session, Some(&config), Projections::Separate).expect("saved");
+        let found = logits(merged.path(), None, &prompt);
+        assert!(off(&found, &wanted) < 1e-6, "{name}: off by {}", off(&found, &wanted));
+    }
+    let (mut session, config) = opened("lora");
 
     // Nothing is saved if training diverged.
     let (name, spoilt) = (
@@ -343,10 +410,24 @@ fn adapters_that_cannot_be_used_are_one_clear_error() {
     assert!(error.contains("adapter_model.safetensors"), "{error}");
     write("adapter_model.safetensors", &matrices);
     for (from, to, said) in [
-        ("\"use_dora\": false", "\"use_dora\": true", "DoRA"),
-        ("\"use_rslora\": false", "\"use_rslora\": true", "rsLoRA"),
+        ("\"use_dora\": false", "\"use_dora\": true", "0 lengths (DoRA)"),
         ("\"bias\": \"none\"", "\"bias\": \"all\"", "trained biases"),
-        ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q\": 2}", "ranks by layer"),
+        (
+            "\"rank_pattern\": {}",
+            "\"rank_pattern\": {\"q_proj\": 2}",
+            "matrices of rank 2",
+        ),
+        ("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 0}", "is 0"),
+        (
+            "\"alpha_pattern\": {}",
+            "\"alpha_pattern\": {\".*\\\\.q_proj\": 2}",
+            "regular expression",
+        ),
+        (
+            "\"alpha_pattern\": {}",
+            "\"alpha_pattern\": {\"q_proj\": \"x\"}",
+            "alpha_pattern of 'q_proj'",
+        ),
         (
             "\"init_lora_weights\": true",
             "\"init_lora_weights\": \"pissa_niter_16\"",
