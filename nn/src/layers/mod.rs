@@ -67,11 +67,11 @@ pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use linear::{Linear, LinearConfig};
 pub use longrope::LongRope;
 pub(crate) use lora::{ADAPTER_SCALES_INPUT, LORA_PART};
-pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
+pub use lora::{LORA_LAYERS, LORA_MAGNITUDE, LoraConfig, LoraTargets};
 pub use position_embedding::PositionEmbedding;
 pub use recurrent::{Gru, GruStates, Lstm, LstmStates, RecurrentConfig, Rnn, RnnActivation, RnnStates};
 pub use rms_norm::RmsNorm;
-pub use self_attention::{PagedRows, QkNorm, SelfAttention, SelfAttentionConfig, WithKv};
+pub use self_attention::{PagedRows, QkNorm, QueryGrowth, SelfAttention, SelfAttentionConfig, WithKv};
 pub use stored::WeightStorage;
 
 use meganeura_core::{Graph, NodeId};

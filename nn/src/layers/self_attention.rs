@@ -22,6 +22,16 @@ pub enum QkNorm {
     AllHeads,
 }
 
+/// A factor of queries that grows with their position: `1 + beta ln(1 + floor(position / context))`. It sharpens the attention
+/// beyond the context that a model was first trained in (Ministral 3; Llama 4).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// Factor of the logarithm.
+    pub beta: f32,
+    /// Number of positions without a change, at least 1.
+    pub context: usize,
+}
+
 /// Options of a [`SelfAttention`] layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SelfAttentionConfig {
@@ -39,6 +49,7 @@ pub struct SelfAttentionConfig {
     rope: Option<f32>,
     scaling: RopeScaling,
     longrope: Option<LongRope>,
+    query_growth: Option<QueryGrowth>,
     /// Number of features of a head that are rotated; `None` for all.
     rotary_dim: Option<usize>,
     qk_norm: QkNorm,
@@ -66,6 +77,7 @@ impl SelfAttentionConfig {
             rope: None,
             scaling: RopeScaling::None,
             longrope: None,
+            query_growth: None,
             rotary_dim: None,
             qk_norm: QkNorm::None,
             eps: 1e-6,
@@ -138,6 +150,13 @@ impl SelfAttentionConfig {
     #[must_use]
     pub fn longrope(mut self, longrope: LongRope) -> Self {
         self.longrope = Some(longrope);
+        self
+    }
+
+    /// Multiplies queries by a factor that grows with their position.
+    #[must_use]
+    pub fn query_growth(mut self, growth: QueryGrowth) -> Self {
+        self.query_growth = Some(growth);
         self
     }
 
@@ -229,6 +248,14 @@ impl SelfAttentionConfig {
         }
         if let Some(longrope) = self.longrope {
             longrope.check(self.rotary_dim.unwrap_or(self.head_dim_or_part()) / 2)?;
+        }
+        if let Some(QueryGrowth { beta, context }) = self.query_growth
+            && (!beta.is_finite() || context == 0)
+        {
+            return Err((
+                format!("the growth of queries is {beta} for {context} positions"),
+                "the factor is finite, and there is at least one position",
+            ));
         }
         match self.window {
             Some(0) => Err((
@@ -448,6 +475,10 @@ impl SelfAttention {
                 g.named(y, &self.name)
             });
         }
+        if let Some(growth) = self.config.query_growth.filter(|growth| place.longest > growth.context) {
+            q = grown(g, q, growth, place);
+            q = g.named(q, &self.name);
+        }
         [q, k, v]
     }
 
@@ -552,6 +583,44 @@ impl RowPositions {
             longest,
         }
     }
+}
+
+/// Multiplies queries `[..., rows, width]` by the factors of their positions.
+fn grown(g: &mut Graph, q: NodeId, growth: QueryGrowth, place: RowPositions) -> NodeId {
+    let QueryGrowth { beta, context } = growth;
+    let rows = rows_of(g, q.into());
+    let numbers: Vec<u32> = (0..rows).map(narrow).collect();
+    let Some(from) = place.from else {
+        let factor = |number: u32| 1.0 + f64::from(beta) * f64::from(number / narrow(context)).ln_1p();
+        let factors = numbers.into_iter().map(|number| factor(number) as f32).collect();
+        let factors = g.constant(factors, &[rows, 1]);
+        return g.mul(q, factors);
+    };
+    let leading = g
+        .shape(q)
+        .split_last_chunk::<2>()
+        .map_or(Vec::new(), |(l, _)| l.to_vec());
+    // One position for each sequence, or one for all.
+    let of_sequences = leading.iter().product::<usize>() == g.shape(from).iter().product::<usize>();
+    let shape = if of_sequences {
+        [leading.as_slice(), &[1, 1]].concat()
+    } else {
+        vec![1, 1]
+    };
+    let first = g.reshape(from, &shape);
+    let numbers = g.constant_u32(numbers, &[rows, 1]);
+    let positions = g.add(first, numbers);
+    // Exact for positions below 2^24.
+    let positions = g.cast(positions, DType::F32);
+    let context = g.scalar(context as f32);
+    let turns = g.div(positions, context);
+    let turns = g.floor(turns);
+    let logarithm = g.log1p(turns);
+    let beta = g.scalar(beta);
+    let growth = g.mul(logarithm, beta);
+    let one = g.scalar(1.0);
+    let factor = g.add(growth, one);
+    g.mul(q, factor)
 }
 
 /// Returns the size of the last axis but one.

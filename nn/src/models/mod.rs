@@ -16,7 +16,7 @@
 //! | [`VitConfig`] | vision transformer |
 //! | [`UnetConfig`] | U-Net, images in and images out |
 //! | [`BertConfig`] | encoders of the BERT family, for embeddings of texts |
-//! | [`LlamaConfig`] | decoder-only language models: Llama, Mistral, Qwen, Gemma, Phi-3, SmolLM3, OLMo 2, Granite |
+//! | [`LlamaConfig`] | decoder-only language models: Llama, Mistral, Qwen, Gemma, Phi-3, SmolLM3, OLMo 2 and 3, Granite, Ministral 3, GLM-4.5 |
 //!
 //! ```
 //! use meganeura_nn::models::{CnnConfig, classifier, mlp_classifier};
@@ -50,8 +50,8 @@ pub use decode::{
 };
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
 pub use llama::{
-    CacheType, LayerSet, Llama, LlamaBlock, LlamaConfig, MoeConfig, NormPlacement, StorageMap, TARGET_WEIGHTS, TARGETS,
-    TOKENS, language_model, weighted_language_model,
+    CacheType, LayerSet, Llama, LlamaBlock, LlamaConfig, MoeConfig, NormPlacement, Routing, StorageMap, TARGET_WEIGHTS,
+    TARGETS, TOKENS, language_model, weighted_language_model,
 };
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};

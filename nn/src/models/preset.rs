@@ -3,7 +3,7 @@
 use meganeura_core::{Graph, NodeId};
 
 use super::{
-    EfficientNetConfig, LlamaConfig, MobileNetConfig, ResNetConfig, UnetConfig, classifier, cnn_classifier,
+    EfficientNetConfig, LlamaConfig, MobileNetConfig, ResNetConfig, UnetConfig, VitConfig, classifier, cnn_classifier,
     mlp_classifier, segmentation,
 };
 
@@ -90,6 +90,12 @@ pub const PRESETS: &[Preset] = &[
         kind: Kind::ImageNet(|g, x| EfficientNetConfig::b0(1000).build(g, "").forward(g, x)),
     },
     Preset {
+        name: "vit-b16",
+        about: "vision transformer ViT-B/16 for 224x224 images in 1000 classes",
+        rows: 8,
+        kind: Kind::ImageNet(|g, x| VitConfig::base16(1000).build(g, "").forward(g, x)),
+    },
+    Preset {
         name: "unet",
         about: "U-Net of 64 to 1024 channels for the pixels of 128x128 images in 21 classes",
         rows: 1,
@@ -115,6 +121,12 @@ pub const PRESETS: &[Preset] = &[
         about: "language model of the Llama family: 24 blocks of 2048, 49,152 tokens",
         rows: 128,
         kind: Kind::Language(LlamaConfig::smollm2_1_7b),
+    },
+    Preset {
+        name: "llama3.2-3b",
+        about: "language model of the Llama family: 28 blocks of 3072, 128,256 tokens",
+        rows: 128,
+        kind: Kind::Language(LlamaConfig::llama3_2_3b),
     },
     Preset {
         name: "llama3-8b",

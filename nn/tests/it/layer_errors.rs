@@ -5,7 +5,7 @@ use meganeura_nn::layers::{
     BatchNormConfig, Conv2d, Conv2dConfig, Embedding, LayerNormConfig, Linear, LinearConfig, LoraConfig,
     RecurrentConfig, RmsNorm, RnnActivation, SelfAttentionConfig,
 };
-use meganeura_nn::models::{CnnConfig, LayerSet, LlamaConfig, MlpConfig, MoeConfig, VitConfig};
+use meganeura_nn::models::{CnnConfig, LayerSet, LlamaConfig, MlpConfig, MoeConfig, Routing, VitConfig};
 
 /// Returns the first error of a graph, which a build reports.
 fn first_error(build: impl FnOnce(&mut Graph)) -> String {
@@ -28,6 +28,7 @@ fn is_here(error: &str, line: u32) {
 fn a_language_model_of_wrong_sizes_names_its_fields() {
     let with_experts = |experts: usize, experts_per_token: usize| LlamaConfig {
         moe: Some(MoeConfig {
+            routing: Routing::Softmax,
             experts,
             experts_per_token,
             hidden: 16,

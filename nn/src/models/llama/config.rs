@@ -5,8 +5,8 @@ use meganeura_core::ops::RopeScaling;
 
 use super::{CacheType, MoeConfig, StorageMap};
 use crate::layers::{
-    Activation, Fault, LongRope, LoraConfig, QkNorm, SelfAttentionConfig, WeightStorage, check_eps, check_heads,
-    check_rotary_dim, check_sizes, check_theta,
+    Activation, Fault, LongRope, LoraConfig, QkNorm, QueryGrowth, SelfAttentionConfig, WeightStorage, check_eps,
+    check_heads, check_rotary_dim, check_sizes, check_theta,
 };
 
 /// The position of the norms in the two parts of a block, attention and feed-forward.
@@ -70,6 +70,8 @@ pub struct LlamaConfig {
     pub hidden: usize,
     /// Mixtures of experts that replace the feed-forward layers.
     pub moe: Option<MoeConfig>,
+    /// Factor of the sum of a token's chosen experts (`routed_scaling_factor`).
+    pub routed_scaling: Option<f32>,
     /// Base of the rotary position embedding.
     pub rope_theta: f32,
     /// Base in the layers with a window, whose frequencies are not scaled; `rope_theta` if `None` ("Gemma 3", Gemma
@@ -77,8 +79,10 @@ pub struct LlamaConfig {
     pub rope_local_theta: Option<f32>,
     /// Scaling of the rotary frequencies for longer contexts.
     pub rope_scaling: RopeScaling,
-    /// Factors of the rotary frequency of each pair, in place of `rope_scaling` (LongRoPE; Phi-3).
+    /// Factors of the rotary frequency of each pair, in place of `rope_scaling` (LongRoPE of Phi-3, YaRN).
     pub longrope: Option<LongRope>,
+    /// Factor of queries that grows with their position (`llama_4_scaling_beta`; Ministral 3).
+    pub query_growth: Option<QueryGrowth>,
     /// Number of features of a head that are rotated, from the first one on (`partial_rotary_factor` times `head_dim`);
     /// all if `None`.
     pub rotary_dim: Option<usize>,
@@ -152,10 +156,12 @@ impl LlamaConfig {
             kv_heads: 2,
             hidden: 344,
             moe: None,
+            routed_scaling: None,
             rope_theta: 10_000.0,
             rope_local_theta: None,
             rope_scaling: RopeScaling::None,
             longrope: None,
+            query_growth: None,
             rotary_dim: None,
             nope_layers: LayerSet::NONE,
             window: None,
@@ -220,6 +226,19 @@ impl LlamaConfig {
             hidden: 8192,
             rope_theta: 130_000.0,
             ..LlamaConfig::smollm2_135m()
+        }
+    }
+
+    /// Returns Llama-3.2-3B: 28 blocks of 3072 features with 24 heads and 8 key-value heads, 128,256
+    /// tokens. Positions are not scaled for long contexts.
+    pub fn llama3_2_3b() -> Self {
+        LlamaConfig {
+            dim: 3072,
+            layers: 28,
+            heads: 24,
+            hidden: 8192,
+            tied_embeddings: true,
+            ..LlamaConfig::llama3_8b()
         }
     }
 
@@ -371,13 +390,16 @@ impl LlamaConfig {
         if let Some(rotated) = self.rotary_dim {
             attention = attention.rotary_dim(rotated);
         }
+        if let Some(growth) = self.query_growth {
+            attention = attention.query_growth(growth);
+        }
+        if let Some(theta) = self.rope_local_theta.filter(|_| is_local) {
+            return attention.rope(theta);
+        }
         if let Some(longrope) = self.longrope {
             attention = attention.longrope(longrope);
         }
-        match self.rope_local_theta.filter(|_| is_local) {
-            Some(theta) => attention.rope(theta),
-            None => attention.rope(self.rope_theta).rope_scaling(self.rope_scaling),
-        }
+        attention.rope(self.rope_theta).rope_scaling(self.rope_scaling)
     }
 
     /// Returns the number of features of a row of a layer's keys, or of its values.

@@ -6,9 +6,20 @@ use meganeura_core::{Graph, Init, NodeId};
 use super::config::{LayerSet, LlamaConfig};
 use crate::layers::{Activation, ExpertLinear, Fault, Linear, LinearConfig, check_sizes, scoped};
 
+/// Rule by which a router chooses the experts of a token, and computes their shares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Routing {
+    /// Shares are the softmax of the router's logits. The experts with the largest shares are chosen.
+    #[default]
+    Softmax,
+    /// Shares are sigmoids of the router's logits. The experts with the largest sums of their share and a bias, which balances their
+    /// load and is not trained by gradients, are chosen. Shared experts have no gate (DeepSeek-V3, 2024; GLM-4.5).
+    Sigmoid,
+}
+
 /// Mixture of experts in the feed-forward parts (Shazeer et al., 2017; "Mixtral of Experts", Jiang et al., 2024). A
 /// linear router chooses some of the experts for each token. The token's result is the sum of their outputs, weighted
-/// by their shares in the softmax of the router's logits. The other experts are not computed.
+/// by their shares ([`Routing`]). The other experts are not computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MoeConfig {
     /// Number of experts of a layer.
@@ -20,8 +31,10 @@ pub struct MoeConfig {
     /// True if the shares of a token's experts are divided by their sum (`norm_topk_prob`; always
     /// in Mixtral).
     pub normalize: bool,
+    /// Rule of the router.
+    pub routing: Routing,
     /// Number of features inside the shared expert, if there is one: all tokens use it, in addition to their chosen
-    /// experts and with a gate of its own (Qwen2-MoE).
+    /// experts. With [`Routing::Softmax`], it has a gate of its own (Qwen2-MoE).
     pub shared_hidden: Option<usize>,
     /// Layers with a dense feed-forward part instead of experts, of [`LlamaConfig::hidden`]
     /// features.
@@ -151,9 +164,12 @@ impl LlamaConfig {
 pub(super) struct Mixture {
     moe: MoeConfig,
     router: Linear,
+    /// Bias of the choice of experts, `f32 [experts]`.
+    choice_bias: Option<NodeId>,
     experts: GatedFeedForward<ExpertLinear>,
-    /// Shared expert, with the layer whose sigmoid is its factor.
-    shared: Option<(GatedFeedForward<Linear>, Linear)>,
+    /// Shared expert, with the layer whose sigmoid is its factor, if it has one.
+    shared: Option<(GatedFeedForward<Linear>, Option<Linear>)>,
+    scaling: Option<f32>,
 }
 
 impl Mixture {
@@ -177,16 +193,24 @@ impl Mixture {
         Mixture {
             moe,
             router: exact(g, "gate", moe.experts),
+            choice_bias: (moe.routing == Routing::Sigmoid).then(|| {
+                let bias = g.parameter(&scoped(mlp, "gate.e_score_correction_bias"), &[moe.experts]);
+                g.trainable(bias, false)
+            }),
             experts: GatedFeedForward {
                 gate: experts(g, "gate_proj", [config.dim, moe.hidden]),
                 up: experts(g, "up_proj", [config.dim, moe.hidden]),
                 down: experts(g, "down_proj", [moe.hidden, config.dim]),
                 activation: config.activation,
             },
-            shared: moe.shared_hidden.map(|hidden| {
-                let shared = config.gated(g, mlp, "shared_expert.", hidden, layer);
-                (shared, exact(g, "shared_expert_gate", 1))
+            shared: moe.shared_hidden.map(|hidden| match moe.routing {
+                Routing::Softmax => {
+                    let shared = config.gated(g, mlp, "shared_expert.", hidden, layer);
+                    (shared, Some(exact(g, "shared_expert_gate", 1)))
+                }
+                Routing::Sigmoid => (config.gated(g, mlp, "shared_experts.", hidden, layer), None),
             }),
+            scaling: config.routed_scaling,
         }
     }
 
@@ -199,12 +223,14 @@ impl Mixture {
         };
         let count = self.moe.experts_per_token;
         let logits = self.router.forward(g, x);
-        let shares = g.softmax(logits, -1);
-        let chosen = g.top_k(shares, -1, count);
-        let (mut shares, experts) = (g.port(chosen, 0), g.port(chosen, 1));
+        let [mut shares, experts] = self.chosen(g, logits);
         if self.moe.normalize {
             let sum = g.sum(shares, &[-1], true);
             shares = g.div(shares, sum).into();
+        }
+        if let Some(scaling) = self.scaling {
+            let scaling = g.scalar(scaling);
+            shares = g.mul(shares, scaling).into();
         }
         // A row for each of a token's experts.
         let each = g.reshape(x, &[rows, &[1, dim]].concat());
@@ -217,12 +243,29 @@ impl Mixture {
         match &self.shared {
             None => y,
             Some((shared, gate)) => {
-                let gate = gate.forward(g, x);
-                let gate = g.sigmoid(gate);
-                let shared = shared.forward(g, x, block);
-                let shared = g.mul(shared, gate);
+                let mut shared = shared.forward(g, x, block);
+                if let Some(gate) = gate {
+                    let gate = gate.forward(g, x);
+                    let gate = g.sigmoid(gate);
+                    shared = g.mul(shared, gate);
+                }
                 g.add(y, shared)
             }
         }
+    }
+
+    /// Returns the shares of the chosen experts, and their numbers, from `logits [..., experts]`: `[..., experts per token]` each.
+    fn chosen(&self, g: &mut Graph, logits: NodeId) -> [Value; 2] {
+        let count = self.moe.experts_per_token;
+        let Some(bias) = self.choice_bias else {
+            let shares = g.softmax(logits, -1);
+            let chosen = g.top_k(shares, -1, count);
+            return [g.port(chosen, 0), g.port(chosen, 1)];
+        };
+        let shares = g.sigmoid(logits);
+        let sums = g.add(shares, bias);
+        let chosen = g.top_k(sums, -1, count);
+        let experts = g.port(chosen, 1);
+        [g.take_along_axis(shares, experts, -1).into(), experts]
     }
 }

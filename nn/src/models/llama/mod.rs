@@ -9,7 +9,7 @@ mod storage;
 pub use block::LlamaBlock;
 pub use cache::CacheType;
 pub use config::{LayerSet, LlamaConfig, NormPlacement};
-pub use feed_forward::MoeConfig;
+pub use feed_forward::{MoeConfig, Routing};
 pub use storage::StorageMap;
 
 use meganeura_core::graph::{NodeKind, Value};
@@ -26,7 +26,8 @@ impl LlamaConfig {
     /// not tied, `lm_head`. Other norms are `.self_attn.q_norm` and `k_norm`, `.pre_feedforward_layernorm` and
     /// `.post_feedforward_layernorm`. Layers with experts have `.mlp.gate`, `.mlp.experts.gate_proj` (`up_proj`,
     /// `down_proj`), each with the matrices of all experts, `[experts, outputs, inputs]`, and maybe
-    /// `.mlp.shared_expert.gate_proj` (...) and `.mlp.shared_expert_gate`. Weights of linear layers are
+    /// `.mlp.shared_expert.gate_proj` (...) and `.mlp.shared_expert_gate`. With [`Routing::Sigmoid`], they also have
+    /// `.mlp.gate.e_score_correction_bias`, and shared experts are `.mlp.shared_experts.gate_proj` (...). Weights of linear layers are
     /// `[inputs, outputs]`, the transpose of a checkpoint's. With adapters, everything else is frozen.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Llama {

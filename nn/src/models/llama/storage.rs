@@ -15,11 +15,14 @@ const MATRICES: [&str; LORA_LAYERS.len() + SHARED.len()] = {
     all
 };
 
-/// Matrices of the shared expert.
-const SHARED: [&str; 3] = [
+/// Matrices of the shared expert, with a gate of its own and without one.
+const SHARED: [&str; 6] = [
     "shared_expert.gate_proj",
     "shared_expert.up_proj",
     "shared_expert.down_proj",
+    "shared_experts.gate_proj",
+    "shared_experts.up_proj",
+    "shared_experts.down_proj",
 ];
 
 /// The storage type of each matrix of a [`LlamaConfig`](super::LlamaConfig): one for all, or mixed
