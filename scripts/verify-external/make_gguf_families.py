@@ -1,4 +1,5 @@
-"""Writes tests/fixtures/gguf/granite_bf16.gguf and smollm3_bf16.gguf from the checkpoints in tests/fixtures/transformers.
+"""Writes tests/fixtures/gguf/granite_bf16.gguf, smollm3_bf16.gguf and olmo3_bf16.gguf from the checkpoints in
+tests/fixtures/transformers.
 
     python3 -m venv venv
     venv/bin/pip install gguf numpy
@@ -7,10 +8,12 @@
 Names, keys and the order of the rows of heads are those of llama.cpp's converter (conversion/granite.py, conversion/llama.py).
 The expected logits of Granite are those of the checkpoint. Files of SmolLM3 do not name the layers without rotary positions:
 it is every fourth. Therefore the file has a fourth layer, a copy of the first, and `llm/tests/it/gguf` compares it with a
-checkpoint that has the same.
+checkpoint that has the same. Files of OLMo 3 have the architecture olmo2 and a window.
 """
 
 import json
+import math
+import sys
 from pathlib import Path
 
 import gguf
@@ -64,7 +67,8 @@ def make(name):
         layers += 1
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     path = FIXTURES / f"gguf/{name}_bf16.gguf"
-    writer = gguf.GGUFWriter(path, name)
+    architecture = "olmo2" if name == "olmo3" else name
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(layers)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -72,7 +76,18 @@ def make(name):
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] == "yarn":
+        usual = 0.1 * math.log(rope["factor"]) + 1
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(rope["attention_factor"] / usual)
+    if name == "olmo3":
+        writer.add_sliding_window(config["sliding_window"])
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     writer.add_rope_dimension_count(config["hidden_size"] // heads)
     if name == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
@@ -80,11 +95,11 @@ def make(name):
         writer.add_residual_scale(config["residual_multiplier"])
         writer.add_logit_scale(config["logits_scaling"])
     write_tokenizer(writer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[name.upper()], layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], layers)
     for key, array in tensors.items():
-        if key.endswith("q_proj.weight"):
+        if key.endswith("q_proj.weight") and name != "olmo3":
             array = pairs(array, heads)
-        if key.endswith("k_proj.weight"):
+        if key.endswith("k_proj.weight") and name != "olmo3":
             array = pairs(array, kv_heads)
         own = names.get_name(key, try_suffixes=(".weight",))
         if array.ndim == 1:
@@ -99,7 +114,7 @@ def make(name):
 
 
 def main():
-    for name in ("granite", "smollm3"):
+    for name in sys.argv[1:] or ("granite", "smollm3", "olmo3"):
         make(name)
 
 

@@ -79,6 +79,10 @@ def longrope(original):
     }
 
 
+def yarn(**options):
+    return {"rope_type": "yarn", "rope_theta": 10000.0, "original_max_position_embeddings": 8} | options
+
+
 # Family, configuration, type of the stored weights, bytes of a shard.
 MODELS = {
     "llama": ("Llama", {"tie_word_embeddings": True}, torch.float32, None),
@@ -204,6 +208,55 @@ MODELS = {
         torch.float16,
         None,
     ),
+    # YaRN: the prompt is longer than the first training's context.
+    "qwen3_yarn": (
+        "Qwen3",
+        {"head_dim": 16, "tie_word_embeddings": True, "rope_parameters": yarn(factor=4.0, beta_fast=4.0)},
+        torch.bfloat16,
+        None,
+    ),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 6,
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+                "full_attention": yarn(factor=8.0, rope_theta=5000.0, attention_factor=1.3),
+            },
+            "pad_token_id": None,
+        },
+        torch.bfloat16,
+        None,
+    ),
+    "ministral3": (
+        "Ministral3",
+        {
+            "head_dim": 12,
+            "rope_parameters": yarn(factor=16.0, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.4),
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+        torch.bfloat16,
+        None,
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        {
+            "num_hidden_layers": 3,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "num_nextn_predict_layers": 0,
+        },
+        torch.bfloat16,
+        None,
+    ),
 }
 
 
@@ -237,6 +290,9 @@ def make(name, family, options, dtype, shard, tokenizer, seed):
             # The reference computes in float32 with the weights as they are stored. Buffers stay as they are: rotary
             # frequencies are not stored.
             parameter.copy_(parameter.to(dtype).float())
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_((0.3 * torch.randn_like(buffer)).to(dtype).float())
     model = model.eval()
     prompt = tokenizer(PROMPT)["input_ids"]
     tokens = list(prompt)

@@ -123,6 +123,7 @@ impl Checkpoint {
     }
 
     fn of(mut shards: Vec<Shard>) -> Result<Self> {
+        layout::drop_prediction_layers(&mut shards);
         let named = layout::keep_text_part(&mut shards)
             .and_then(|()| layout::split_projections(&mut shards))
             .and_then(|()| layout::rename_mixtral(&mut shards));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use meganeura_core::Result;
-use meganeura_nn::models::MoeConfig;
+use meganeura_nn::models::{MoeConfig, Routing};
 
 use super::layers::set;
 use super::raw::Raw;
@@ -27,6 +27,7 @@ impl FamilyDefaults {
             "qwen2_moe" => [60, 4, 1408],
             "olmoe" => [64, 8, intermediate],
             "mixtral" => [8, 2, intermediate],
+            "glm4_moe" => [128, 8, 1408],
             _ => return None,
         };
         Some(FamilyDefaults {
@@ -50,13 +51,22 @@ impl Raw {
         }
         const SHARED: usize = 5632;
         let is_qwen = matches!(family, "qwen2_moe" | "qwen3_moe");
-        let own = |size: Option<usize>| size.filter(|_| is_qwen);
+        let is_glm = family == "glm4_moe";
+        if is_glm && (self.n_group.unwrap_or(1), self.topk_group.unwrap_or(1)) != (1, 1) {
+            return Err(unsupported(path, "groups of experts (n_group)".into()));
+        }
+        let own = |size: Option<usize>| size.filter(|_| is_qwen || is_glm);
         let dense: BTreeSet<usize> = self.mlp_only_layers.iter().flatten().copied().collect();
         let step = own(self.decoder_sparse_step).unwrap_or(1);
         if step == 0 {
             return Err(damaged(path, "decoder_sparse_step is 0"));
         }
-        let dense_layers = if !is_qwen {
+        let dense_layers = if is_glm {
+            let first = self.first_k_dense_replace.unwrap_or(1);
+            set(self.num_hidden_layers, "first_k_dense_replace", path, |layer| {
+                layer < first
+            })?
+        } else if !is_qwen {
             Default::default()
         } else {
             set(
@@ -66,15 +76,24 @@ impl Raw {
                 |layer| dense.contains(&layer) || !(layer + 1).is_multiple_of(step),
             )?
         };
+        let hidden = own(self.moe_intermediate_size).unwrap_or(usual.hidden);
+        let experts = self.num_experts.or(self.num_local_experts);
         let moe = MoeConfig {
-            experts: self.num_experts.or(self.num_local_experts).unwrap_or(usual.experts),
+            experts: experts
+                .or(self.n_routed_experts.filter(|_| is_glm))
+                .unwrap_or(usual.experts),
             experts_per_token: self.num_experts_per_tok.unwrap_or(usual.experts_per_token),
-            hidden: own(self.moe_intermediate_size).unwrap_or(usual.hidden),
+            hidden,
             normalize: match family {
                 "mixtral" => true,
-                _ => self.norm_topk_prob.unwrap_or(false),
+                _ => self.norm_topk_prob.unwrap_or(is_glm),
             },
-            shared_hidden: (family == "qwen2_moe").then(|| self.shared_expert_intermediate_size.unwrap_or(SHARED)),
+            routing: if is_glm { Routing::Sigmoid } else { Routing::Softmax },
+            shared_hidden: match family {
+                "qwen2_moe" => Some(self.shared_expert_intermediate_size.unwrap_or(SHARED)),
+                "glm4_moe" => Some(hidden.saturating_mul(self.n_shared_experts.unwrap_or(1))),
+                _ => None,
+            },
             dense_layers,
         };
         for (name, size) in [

@@ -19,8 +19,8 @@ use crate::gguf::{self, Gguf};
 pub use generation::SamplingDefaults;
 use raw::Raw;
 
-/// Supported families, by the `model_type` of their configurations. For `gemma3`, the text part is
-/// read.
+/// Supported families, by the `model_type` of their configurations. For multimodal models (`gemma3`, `mistral3`), the text part
+/// is read.
 pub const FAMILIES: &[&str] = &[
     "llama",
     "mistral",
@@ -37,7 +37,14 @@ pub const FAMILIES: &[&str] = &[
     "qwen3_moe",
     "olmoe",
     "mixtral",
+    "olmo3",
+    "ministral3",
+    "mistral3",
+    "glm4_moe",
 ];
+
+/// Multimodal models, with the types of their text parts.
+const MULTIMODAL: [(&str, &[&str]); 2] = [("gemma3", &["gemma3_text"]), ("mistral3", &["ministral3", "mistral"])];
 
 /// Storage in a checkpoint of projections with the same input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -105,15 +112,25 @@ impl ModelConfig {
         if !FAMILIES.contains(&family.as_str()) {
             return Err(unsupported(path, format!("a model of type '{family}'")));
         }
-        if family == "gemma3" {
+        if let Some((_, texts)) = MULTIMODAL.iter().find(|(whole, _)| *whole == family) {
             json = text_part(json).ok_or_else(|| damaged(path, "it has no text_config"))?;
             family = json["model_type"].as_str().unwrap_or("").to_owned();
-            if family != "gemma3_text" {
+            if !texts.contains(&family.as_str()) {
                 return Err(unsupported(path, format!("a text part of type '{family}'")));
             }
         }
         let raw: Raw = serde_json::from_value(json).map_err(|e| damaged(path, e))?;
         raw.model(&family, path)
+    }
+}
+
+/// Returns the architecture of the text part of a multimodal model, as `config.json` of a separate model names it.
+pub(crate) fn text_architecture(text: &Value) -> Option<&'static str> {
+    match text["model_type"].as_str()? {
+        "gemma3_text" => Some("Gemma3ForCausalLM"),
+        "ministral3" => Some("Ministral3ForCausalLM"),
+        "mistral" => Some("MistralForCausalLM"),
+        _ => None,
     }
 }
 
@@ -136,7 +153,7 @@ fn unsupported(path: &Path, what: String) -> Error {
         format!("describes {what}, which is not supported"),
         format!(
             "supported are the types {} with the activations silu, gelu and gelu_pytorch_tanh, and rotary positions that \
-             are plain, linear, dynamic, llama3 or, of phi3, longrope",
+             are plain, linear, dynamic, llama3, yarn or, of phi3, longrope",
             FAMILIES.join(", ")
         ),
     )

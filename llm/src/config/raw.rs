@@ -4,7 +4,7 @@ use std::path::Path;
 
 use meganeura_core::Result;
 use meganeura_core::ops::RopeScaling;
-use meganeura_nn::layers::{Activation, LongRope, QkNorm};
+use meganeura_nn::layers::{Activation, LongRope, QkNorm, QueryGrowth};
 use meganeura_nn::models::{CacheType, LayerSet, LlamaConfig, NormPlacement, StorageMap};
 use serde::Deserialize;
 
@@ -64,6 +64,13 @@ pub(super) struct Raw {
     pub(super) decoder_sparse_step: Option<usize>,
     pub(super) mlp_only_layers: Option<Vec<usize>>,
     pub(super) clip_qkv: Option<f32>,
+    use_qk_norm: Option<bool>,
+    pub(super) n_routed_experts: Option<usize>,
+    pub(super) n_shared_experts: Option<usize>,
+    pub(super) n_group: Option<usize>,
+    pub(super) topk_group: Option<usize>,
+    pub(super) first_k_dense_replace: Option<usize>,
+    routed_scaling_factor: Option<f32>,
     #[serde(default)]
     eos_token_id: Ids,
 }
@@ -174,6 +181,30 @@ impl FamilyDefaults {
                 ..llama
             },
             "olmo2" => FamilyDefaults { eps: 1e-5, ..llama },
+            "olmo3" => FamilyDefaults {
+                window: Some(4096),
+                theta: 5e5,
+                eps: 1e-5,
+                ..llama
+            },
+            "ministral3" => FamilyDefaults {
+                vocab: Some(131_072),
+                context: 262_144,
+                heads: Some(32),
+                kv_heads: Some(8),
+                head_dim: Some(128),
+                theta: 1e6,
+                eps: 1e-5,
+                ..llama
+            },
+            "glm4_moe" => FamilyDefaults {
+                vocab: Some(151_552),
+                context: 131_072,
+                heads: Some(96),
+                kv_heads: Some(8),
+                eps: 1e-5,
+                ..llama
+            },
             "qwen3_moe" => FamilyDefaults {
                 vocab: Some(151_936),
                 context: 32_768,
@@ -217,6 +248,7 @@ struct Positions {
     local_theta: Option<f32>,
     scaling: RopeScaling,
     longrope: Option<LongRope>,
+    query_growth: Option<QueryGrowth>,
     rotary_dim: Option<usize>,
 }
 
@@ -259,17 +291,22 @@ impl Raw {
             kv_heads: kv_heads.unwrap_or(heads),
             hidden: self.intermediate_size,
             moe: self.moe(family, path)?,
+            routed_scaling: self
+                .routed_scaling_factor
+                .filter(|&factor| family == "glm4_moe" && factor != 1.0),
             rope_theta: positions.theta,
             rope_local_theta: positions.local_theta,
             rope_scaling: positions.scaling,
             longrope: positions.longrope,
+            query_growth: positions.query_growth,
             rotary_dim: positions.rotary_dim,
             nope_layers,
             window,
             full_attention_layers,
             qk_norm: match family {
                 "qwen3" | "qwen3_moe" | "gemma3_text" => QkNorm::PerHead,
-                "olmo2" | "olmoe" => QkNorm::AllHeads,
+                "olmo2" | "olmo3" | "olmoe" => QkNorm::AllHeads,
+                "glm4_moe" if self.use_qk_norm == Some(true) => QkNorm::PerHead,
                 _ => QkNorm::None,
             },
             attention_scale: self.attention_scale(family),
@@ -281,7 +318,7 @@ impl Raw {
             },
             activation: self.activation(is_gemma, path)?,
             norms: match family {
-                "olmo2" => NormPlacement::Post,
+                "olmo2" | "olmo3" => NormPlacement::Post,
                 _ if is_gemma => NormPlacement::PreAndPost,
                 _ => NormPlacement::Pre,
             },
@@ -296,7 +333,7 @@ impl Raw {
                 "qwen2_moe" => self.qkv_bias.unwrap_or(true),
                 _ => bias || family == "qwen2",
             },
-            attention_out_bias: bias && !matches!(family, "qwen2" | "qwen2_moe"),
+            attention_out_bias: bias && !matches!(family, "qwen2" | "qwen2_moe" | "glm4_moe"),
             mlp_bias: self.mlp_bias.unwrap_or(false),
             eps: self.rms_norm_eps.unwrap_or(usual.eps),
             tied_embeddings: self.tie_word_embeddings.unwrap_or(usual.tied),
@@ -366,7 +403,8 @@ impl Raw {
         let window = self.sliding_window.unwrap_or(usual.window).filter(|&window| window > 0);
         let used = window.filter(|_| self.use_sliding_window == Some(true));
         match family {
-            "mistral" | "mixtral" => Ok((window, LayerSet::NONE)),
+            "mistral" | "mixtral" | "ministral3" => Ok((window, LayerSet::NONE)),
+            "olmo3" => self.windows(window, path, |layer| !(layer + 1).is_multiple_of(4)),
             // In all layers, if it is enabled.
             "qwen3_moe" => Ok((used, LayerSet::NONE)),
             "qwen2_moe" => {
@@ -408,16 +446,19 @@ impl Raw {
             Some(full) => *full,
             None => rope,
         };
+        let theta = rope.rope_theta.or(self.rope_theta).unwrap_or(usual.theta);
         let local_theta = match family {
             "gemma3_text" => {
                 const LOCAL: f32 = 10_000.0;
                 let given = local.as_ref().and_then(|local| local.rope_theta);
                 Some(given.or(self.rope_local_base_freq).unwrap_or(LOCAL))
             }
+            // Only layers without a window are scaled.
+            "olmo3" => Some(local.as_ref().and_then(|local| local.rope_theta).unwrap_or(theta)),
             _ => None,
         };
         if let Some(local) = local {
-            if family != "gemma3_text" {
+            if local_theta.is_none() {
                 let what = "rotary positions that differ by layer (rope_parameters)";
                 return Err(unsupported(path, what.into()));
             }
@@ -426,11 +467,13 @@ impl Raw {
                 return Err(unsupported(path, what.into()));
             }
         }
+        let is_partial = matches!(family, "phi3" | "glm4_moe");
         let part = rope.partial_rotary_factor.or(self.partial_rotary_factor);
+        let part = part.or((family == "glm4_moe").then_some(0.5));
         let rotary_dim = match part.filter(|&part| part != 1.0) {
             None => None,
             // Rounded as in transformers.
-            Some(part) if family == "phi3" && part > 0.0 && part < 1.0 => Some((head_dim as f64 * part) as usize),
+            Some(part) if is_partial && part > 0.0 && part < 1.0 => Some((head_dim as f64 * part) as usize),
             Some(_) => {
                 let what = "heads with partial rotation (partial_rotary_factor)";
                 return Err(unsupported(path, what.into()));
@@ -439,11 +482,19 @@ impl Raw {
         let context = self.max_position_embeddings.unwrap_or(usual.context);
         let longrope = match family {
             "phi3" => rope.longrope(context, self.original_max_position_embeddings, path)?,
-            _ => None,
+            _ => rope.yarn(theta, rotary_dim.unwrap_or(head_dim), context, path)?,
+        };
+        let growth = |beta: f32| {
+            let context = rope.original_context()? as usize;
+            Some(QueryGrowth { beta, context })
         };
         Ok(Positions {
             longrope,
-            theta: rope.rope_theta.or(self.rope_theta).unwrap_or(usual.theta),
+            query_growth: rope
+                .llama_4_scaling_beta
+                .filter(|_| family == "ministral3")
+                .and_then(growth),
+            theta,
             local_theta,
             scaling: match longrope {
                 Some(_) => RopeScaling::None,

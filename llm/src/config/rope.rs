@@ -24,6 +24,12 @@ pub(super) struct Rope {
     short_factor: Option<Vec<f32>>,
     long_factor: Option<Vec<f32>>,
     attention_factor: Option<f32>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    truncate: Option<bool>,
+    pub(super) llama_4_scaling_beta: Option<f32>,
     /// Settings of the layers without a window, if layers differ.
     pub(super) full_attention: Option<Box<Rope>>,
     /// Settings of the layers with a window.
@@ -67,6 +73,73 @@ impl Rope {
             }
             Some(other) => Err(unsupported(path, format!("rotary positions of type '{other}'"))),
         }
+    }
+
+    /// Returns the context of the first training.
+    pub(super) fn original_context(&self) -> Option<u32> {
+        self.original_max_position_embeddings
+    }
+
+    /// Returns factors of each pair of a head for YaRN (Peng et al., 2023), for heads of which `rotated` elements are rotated:
+    /// pairs that turn slowly in the original context are interpolated, fast ones are not.
+    pub(super) fn yarn(&self, theta: f32, rotated: usize, context: usize, path: &Path) -> Result<Option<LongRope>> {
+        if self.rope_type.as_deref() != Some("yarn") {
+            return Ok(None);
+        }
+        let original = self.original_max_position_embeddings.map_or(context, |n| n as usize);
+        let longer = (original < context).then(|| context as f64 / original.max(1) as f64);
+        let factor = self
+            .factor
+            .or(longer)
+            .ok_or_else(|| damaged(path, "rotary positions of type yarn need a factor"))?;
+        let (fast, slow) = (self.beta_fast.unwrap_or(32.0), self.beta_slow.unwrap_or(1.0));
+        let pairs = rotated / 2;
+        if pairs == 0 || pairs > LongRope::MAX_PAIRS {
+            let most = 2 * LongRope::MAX_PAIRS;
+            return Err(unsupported(
+                path,
+                format!("rotary positions of type yarn for heads of more than {most} elements"),
+            ));
+        }
+        let is_positive = |number: f64| number > 0.0 && number.is_finite();
+        if !is_positive(factor) || !is_positive(slow) || !is_positive(fast) || original == 0 || theta <= 1.0 {
+            let message = format!(
+                "rotary positions of type yarn with the factor {factor}, beta_fast {fast} and beta_slow {slow} for {original} positions"
+            );
+            return Err(damaged(path, message));
+        }
+        // The pair that makes this number of turns in the original context.
+        let pair = |turns: f64| {
+            let ratio = original as f64 / (turns * std::f64::consts::TAU);
+            rotated as f64 * ratio.ln() / (2.0 * f64::from(theta).ln())
+        };
+        let (mut low, mut high) = (pair(fast), pair(slow));
+        if self.truncate.unwrap_or(true) {
+            (low, high) = (low.floor(), high.ceil());
+        }
+        let (low, mut high) = (low.max(0.0), high.min(rotated as f64 - 1.0));
+        if low == high {
+            high += 0.001;
+        }
+        let factors: Vec<f32> = (0..pairs)
+            .map(|i| {
+                let interpolated = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                (1.0 / (interpolated / factor + (1.0 - interpolated))) as f32
+            })
+            .collect();
+        let sharpened = |scale: f64| {
+            if factor <= 1.0 {
+                1.0
+            } else {
+                0.1 * scale * factor.ln() + 1.0
+            }
+        };
+        let usual = match (self.mscale, self.mscale_all_dim) {
+            (Some(own), Some(all)) if own != 0.0 && all != 0.0 => sharpened(own) / sharpened(all),
+            _ => sharpened(1.0),
+        };
+        let magnitude = self.attention_factor.unwrap_or(usual as f32);
+        Ok(LongRope::new(&factors, &factors, original, magnitude))
     }
 
     /// Returns factors of each pair of a head (`longrope`, called `su` in older files), for a model

@@ -34,6 +34,40 @@ fn older_spellings_of_positions() {
 }
 
 #[test]
+fn yarn_interpolates_slow_pairs() {
+    let fields = |options: &str| {
+        format!(
+            r#""model_type": "llama", "head_dim": 64, "rope_theta": 1e4, "rope_scaling": {{"rope_type": "yarn", {options}}}"#
+        )
+    };
+    let config = parse(&fields(
+        r#""factor": 4.0, "original_max_position_embeddings": 1024, "attention_factor": 2.0"#,
+    ));
+    let rope = config.expect("a model").network.longrope.expect("factors");
+    let plain = |i: usize| 1e4_f64.powf(-(i as f64) / 32.0);
+    let speeds = rope.speeds(1e4, 4096);
+    // The pairs 0 to 5 turn at least 32 times in the context. The pairs from 18 on turn less than once.
+    assert_eq!(speeds[5], plain(5));
+    assert!((speeds[18] / plain(18) - 0.25).abs() < 1e-6 && (speeds[31] / plain(31) - 0.25).abs() < 1e-6);
+    assert!((0.3..0.9).contains(&(speeds[12] / plain(12))));
+    assert_eq!((rope.magnitude(), rope.speeds(1e4, 8)), (2.0, speeds));
+    let usual = parse(&fields(r#""factor": 4.0, "original_max_position_embeddings": 1024"#));
+    let usual = usual.expect("a model").network.longrope.expect("factors");
+    assert!((f64::from(usual.magnitude()) - (0.1 * 4_f64.ln() + 1.0)).abs() < 1e-6);
+    for (options, said) in [
+        (r#""beta_fast": 32.0"#, "need a factor"),
+        (r#""factor": -1.0"#, "the factor -1"),
+        (
+            r#""factor": 2.0, "original_max_position_embeddings": 0"#,
+            "for 0 positions",
+        ),
+    ] {
+        let error = parse(&fields(options)).expect_err(said).to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+#[test]
 fn what_is_not_supported_is_listed() {
     for (fields, said) in [
         (r#""model_type": "gpt2""#, "type 'gpt2'"),
@@ -44,8 +78,8 @@ fn what_is_not_supported_is_listed() {
             "activation 'mish'",
         ),
         (
-            r#""model_type": "llama", "rope_scaling": {"rope_type": "yarn"}"#,
-            "'yarn'",
+            r#""model_type": "llama", "rope_scaling": {"rope_type": "ntk"}"#,
+            "'ntk'",
         ),
         (
             r#""model_type": "llama", "partial_rotary_factor": 0.5"#,

@@ -118,6 +118,8 @@ impl Gguf {
             ("qwen2moe", _) => "qwen2_moe",
             ("qwen3moe", _) => "qwen3_moe",
             ("gemma3", _) => "gemma3_text",
+            // In llama.cpp, every fourth layer has no window.
+            ("olmo2", Some(_)) => "olmo3",
             (family, _) => family,
         };
         self.check_token_ids()?;

@@ -53,12 +53,49 @@ impl Gguf {
             (None | Some("linear"), factor, RopeScaling::None) => {
                 Ok(json!({ "rope_type": "linear", "factor": factor }))
             }
+            (Some("yarn"), Some(factor), RopeScaling::None) => self.yarn(factor),
             (None | Some("linear"), ..) => Err(self.unsupported(
                 "rotary positions that are scaled by a factor and by frequencies",
                 REMEDY,
             )),
             (Some(other), ..) => Err(self.unsupported(format!("rotary positions of type '{other}'"), REMEDY)),
         }
+    }
+
+    /// Returns YaRN with this factor.
+    fn yarn(&self, factor: f64) -> Result<Json> {
+        // DeepSeek's variant of the factor of scores.
+        if self
+            .float(&self.own("rope.scaling.yarn_log_multiplier")?)?
+            .is_some_and(|own| own != 0.0)
+        {
+            return Err(self.unsupported(
+                "rotary positions of type 'yarn' with a multiplier of its logarithm",
+                REMEDY,
+            ));
+        }
+        let mut rope = json!({ "rope_type": "yarn", "factor": factor });
+        for (key, field) in [
+            ("original_context_length", "original_max_position_embeddings"),
+            ("yarn_beta_fast", "beta_fast"),
+            ("yarn_beta_slow", "beta_slow"),
+        ] {
+            let key = self.own(&format!("rope.scaling.{key}"))?;
+            let value = match field {
+                "original_max_position_embeddings" => self.count(&key)?.map(|value| json!(value)),
+                _ => self.float(&key)?.map(|value| json!(value)),
+            };
+            if let Some(value) = value {
+                rope[field] = value;
+            }
+        }
+        // llama.cpp multiplies its own factor of scores by the usual one.
+        let mut magnitude = 0.1 * factor.ln() + 1.0;
+        for key in ["attn_factor", "yarn_attn_factor"] {
+            magnitude *= self.float(&self.own(&format!("rope.scaling.{key}"))?)?.unwrap_or(1.0);
+        }
+        rope["attention_factor"] = json!(magnitude);
+        Ok(rope)
     }
 
     /// Returns the scaling of rotary positions that the tensor of factors (divisors of the frequencies) represents.

@@ -176,6 +176,20 @@ pub(crate) fn keep_text_part(shards: &mut [Shard]) -> Result<(), FileError> {
     })
 }
 
+/// Removes the layers that predict further tokens (multi-token prediction; GLM-4.5): they follow the layers of the model, and
+/// generation does not use them.
+pub(crate) fn drop_prediction_layers(shards: &mut [Shard]) {
+    let names = shards.iter().flat_map(|shard| shard.tensors.keys());
+    let prefixes: Vec<String> = names
+        .filter_map(|name| Some(format!("{}.", name.strip_suffix(".eh_proj.weight")?)))
+        .collect();
+    for shard in shards {
+        shard
+            .tensors
+            .retain(|name, _| !prefixes.iter().any(|prefix| name.starts_with(prefix)));
+    }
+}
+
 /// Splits fused projections into the parts that parameters have. A tensor that cannot be divided is
 /// kept.
 ///

@@ -9,7 +9,7 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::{Adam, Result};
 use meganeura_llm::{Checkpoint, ModelConfig, WeightStorage};
 use meganeura_nn::layers::{LoraConfig, LoraTargets};
-use meganeura_nn::models::{LlamaConfig, LogitsOf, MoeConfig, TARGETS, TOKENS, language_model};
+use meganeura_nn::models::{LlamaConfig, LogitsOf, MoeConfig, Routing, TARGETS, TOKENS, language_model};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 
@@ -105,6 +105,7 @@ fn experts_that_no_row_has_are_not_computed() {
             experts_per_token,
             hidden: 64,
             normalize: true,
+            routing: Routing::Softmax,
             shared_hidden: None,
             dense_layers: [0].into_iter().collect(),
         };

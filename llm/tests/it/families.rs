@@ -114,7 +114,18 @@ fn what_is_saved_is_what_was_loaded() {
 
 #[test]
 fn a_trained_model_is_saved_and_opened() {
-    for model in ["gemma2", "gemma3", "phi3", "smollm3", "olmo2", "qwen2_moe", "mixtral"] {
+    for model in [
+        "gemma2",
+        "gemma3",
+        "phi3",
+        "smollm3",
+        "olmo2",
+        "qwen2_moe",
+        "mixtral",
+        "olmo3",
+        "ministral3",
+        "glm4_moe",
+    ] {
         let prompt = ids(&expected(model)["prompt_ids"]);
         let config = ModelConfig::open(&folder(model)).expect("a configuration");
         let mut session = training(model, None);
@@ -247,7 +258,7 @@ fn projections_that_are_not_whole() {
 #[test]
 fn every_option_changes_the_logits() {
     type Change = fn(&mut LlamaConfig);
-    let changes: [(&str, &[(&str, Change)]); 9] = [
+    let changes: [(&str, &[(&str, Change)]); 13] = [
         (
             "gemma2",
             &[
@@ -288,6 +299,29 @@ fn every_option_changes_the_logits() {
             ],
         ),
         ("olmo2", &[("eps", |n| n.eps = 1e-2)]),
+        ("qwen3_yarn", &[("longrope", |n| n.longrope = None)]),
+        (
+            "olmo3",
+            &[
+                ("longrope", |n| n.longrope = None),
+                ("rope_local_theta", |n| n.rope_local_theta = None),
+                ("full_attention_layers", |n| n.full_attention_layers = LayerSet::NONE),
+            ],
+        ),
+        (
+            "ministral3",
+            &[
+                ("longrope", |n| n.longrope = None),
+                ("query_growth", |n| n.query_growth = None),
+            ],
+        ),
+        (
+            "glm4_moe",
+            &[
+                ("routed_scaling", |n| n.routed_scaling = None),
+                ("rotary_dim", |n| n.rotary_dim = None),
+            ],
+        ),
         (
             "granite",
             &[

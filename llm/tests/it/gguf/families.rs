@@ -63,16 +63,18 @@ fn every_family_generates() {
     }
 }
 
+/// Files of OLMo 3 have the architecture `olmo2`, with YaRN in every fourth layer, and a window in the others.
 #[test]
-fn granite_has_the_logits_and_texts_of_transformers() {
-    let expected = transformers::expected("granite");
-    let prompt = transformers::ids(&expected["prompt_ids"]);
-    let found = generator(&path("granite_bf16"), None)
-        .prompt_logits(&prompt)
-        .expect("logits");
-    assert_close(&found, &transformers::logits("granite"));
-    let wanted = transformers::ids(&expected["continuation"]);
-    assert_eq!(continuation(&path("granite_bf16"), None, &prompt, wanted.len()), wanted);
+fn granite_and_olmo3_have_the_logits_and_texts_of_transformers() {
+    for model in ["granite", "olmo3"] {
+        let file = path(&format!("{model}_bf16"));
+        let expected = transformers::expected(model);
+        let prompt = transformers::ids(&expected["prompt_ids"]);
+        let found = generator(&file, None).prompt_logits(&prompt).expect("logits");
+        assert_close(&found, &transformers::logits(model));
+        let wanted = transformers::ids(&expected["continuation"]);
+        assert_eq!(continuation(&file, None, &prompt, wanted.len()), wanted, "{model}");
+    }
 }
 
 /// A missing scale and a scale of 0 have the same effect.

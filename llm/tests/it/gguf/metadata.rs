@@ -83,7 +83,50 @@ fn scaled_positions() {
     let of = |bytes: &[u8], kind: &str| with_value(bytes, "llama.rope.scaling.type", TEXT, &text(kind));
     assert_eq!(scaling(&of(&older, "linear")), linear);
     assert_eq!(scaling(&of(&older, "none")), RopeScaling::None);
-    refused(&of(&newer, "yarn"), &["positions of type 'yarn'"]);
+    refused(&of(&newer, "ntk"), &["positions of type 'ntk'"]);
+}
+
+/// `attn_factor` is multiplied by the usual factor of scores, as in llama.cpp.
+#[test]
+fn positions_of_type_yarn() {
+    let whole = fixture("llama_f32");
+    let number = |bytes: &[u8], key: &str, value: f32| with_value(bytes, key, FLOAT, &value.to_le_bytes());
+    let mut yarn = with_value(&whole, "llama.rope.scaling.type", TEXT, &text("yarn"));
+    yarn = number(&yarn, "llama.rope.scaling.factor", 4.0);
+    yarn = with_value(
+        &yarn,
+        "llama.rope.scaling.original_context_length",
+        UINT32,
+        &16_u32.to_le_bytes(),
+    );
+    let rope = config(&yarn).network.longrope.expect("factors");
+    let usual = 0.1 * 4_f32.ln() + 1.0;
+    assert!((rope.magnitude() - usual).abs() < 1e-6);
+    let theta = config(&yarn).network.rope_theta;
+    let speeds = rope.speeds(theta, 64);
+    let plain = |i: usize| f64::from(theta).powf(-(i as f64) / speeds.len() as f64);
+    let last = speeds.len() - 1;
+    assert_eq!(speeds[0], plain(0));
+    assert!((speeds[last] / plain(last) - 0.25).abs() < 1e-6, "{speeds:?}");
+    let own = number(&yarn, "llama.rope.scaling.attn_factor", 2.0);
+    let magnitude = config(&own).network.longrope.expect("factors").magnitude();
+    assert!((magnitude - 2.0 * usual).abs() < 1e-6, "{magnitude}");
+    let longer = with_value(
+        &number(
+            &with_value(&whole, "llama.rope.scaling.type", TEXT, &text("yarn")),
+            "llama.rope.scaling.factor",
+            4.0,
+        ),
+        "llama.rope.scaling.original_context_length",
+        UINT32,
+        &4096_u32.to_le_bytes(),
+    );
+    let fast = number(&longer, "llama.rope.scaling.yarn_beta_fast", 2.0);
+    assert_ne!(config(&fast).network.longrope, config(&longer).network.longrope);
+    refused(
+        &number(&yarn, "llama.rope.scaling.yarn_log_multiplier", 0.1),
+        &["a multiplier of its logarithm"],
+    );
 }
 
 #[test]
