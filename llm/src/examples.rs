@@ -90,6 +90,44 @@ pub struct TrainingExample {
     pub is_scored: Vec<bool>,
 }
 
+/// Joins examples to sequences of at most `rows` inputs and a last label, so that fewer tokens are filled up. An example that is
+/// longer stays alone. The longest examples come first; each joins the sequence whose remaining room it fills best.
+///
+/// The tokens of an example see the examples before it in its sequence. The loss does not count the first token of an example, which
+/// an earlier example cannot predict.
+pub fn pack(examples: impl IntoIterator<Item = TrainingExample>, rows: usize) -> Vec<TrainingExample> {
+    let mut examples: Vec<TrainingExample> = examples.into_iter().collect();
+    // Stable, so that equal data give equal sequences.
+    examples.sort_by_key(|example| std::cmp::Reverse(example.tokens.len()));
+    let mut sequences: Vec<TrainingExample> = Vec::new();
+    // Sequences by their remaining room.
+    let mut open: BTreeSet<(usize, usize)> = BTreeSet::new();
+    for mut example in examples {
+        if let Some(first) = example.is_scored.first_mut() {
+            *first = false;
+        }
+        let length = example.tokens.len();
+        let best = open.range((length, 0)..).next().copied();
+        let (room, at) = match best {
+            Some((room, at)) => {
+                open.remove(&(room, at));
+                let sequence = &mut sequences[at];
+                sequence.tokens.extend(example.tokens);
+                sequence.is_scored.extend(example.is_scored);
+                (room - length, at)
+            }
+            None => {
+                sequences.push(example);
+                ((rows + 1).saturating_sub(length), sequences.len() - 1)
+            }
+        };
+        if room > 0 {
+            open.insert((room, at));
+        }
+    }
+    sequences
+}
+
 /// Objects of a file, before they are tokenized.
 #[derive(Clone, Debug)]
 pub struct ExampleRecords {

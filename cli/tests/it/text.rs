@@ -443,6 +443,14 @@ fn conversations_train_the_answers() {
     assert!(success, "{err}");
     assert!(out.contains("20 objects with messages: "), "{out}");
     assert!(out.contains("not used: id"), "{out}");
+    // Joined to sequences, the 18 examples for training take few steps.
+    let packed = ["--pack", "--seq", "128", "--batch", "1", "--epochs", "1", "--lora", "4"];
+    let (success, out, err) = train(&data, model, &packed);
+    assert!(success, "{err}");
+    assert!(
+        out.contains("packed into ") && out.contains(" sequences of 128, "),
+        "{out}"
+    );
     // Examples that do not fit are cut off; without any answer left, there is nothing to train.
     let (success, _, err) = train(&data, model, &[&args[..], &["--seq", "4", "--steps", "1"]].concat());
     assert!(!success && err.contains("chats.jsonl"), "{err}");

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use meganeura_llm::examples::{ExampleFormat, ExampleRecords, LossOn, TrainingExample};
+use meganeura_llm::examples::{ExampleFormat, ExampleRecords, LossOn, TrainingExample, pack};
 use meganeura_llm::{ChatTemplate, Tokenizer};
 
 use crate::transformers::folder;
@@ -39,6 +39,42 @@ fn scored(example: &TrainingExample) -> String {
             token => tokenizer.decode(&[token]).expect("text"),
         });
     pieces.collect()
+}
+
+/// All tokens occur once, in sequences that fit, and nearly without gaps.
+#[test]
+fn short_examples_are_packed() {
+    let example = |number: usize, length: usize| TrainingExample {
+        tokens: vec![number as u32; length],
+        is_scored: vec![true; length],
+    };
+    let lengths = |seed: usize| 1 + (seed * 7919) % 61;
+    let examples: Vec<TrainingExample> = (0..300).map(|number| example(number, lengths(number))).collect();
+    let total: usize = examples.iter().map(|example| example.tokens.len()).sum();
+    let packed = pack(examples.clone(), 127);
+    let mut found = vec![0; 300];
+    for TrainingExample { tokens, is_scored } in &packed {
+        assert!(tokens.len() <= 128 && tokens.len() == is_scored.len());
+        for (at, token) in tokens.iter().enumerate() {
+            let begins = at == 0 || tokens[at - 1] != *token;
+            // The first token of an example is not predicted.
+            assert_eq!(is_scored[at], !begins, "{at}");
+            found[*token as usize] += 1;
+        }
+    }
+    assert!((0..300).all(|number| found[number] == lengths(number)));
+    assert!(
+        packed.len() <= total.div_ceil(128) + 1,
+        "{} sequences of {total} tokens",
+        packed.len()
+    );
+    // An example that is too long stays alone, and nothing becomes nothing.
+    let long = pack([example(1, 200), example(2, 3)], 127);
+    assert_eq!(
+        long.iter().map(|example| example.tokens.len()).collect::<Vec<_>>(),
+        [200, 3]
+    );
+    assert!(pack([], 16).is_empty());
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use clap::ValueEnum;
 use meganeura::files::read_within_memory;
-use meganeura::llm::examples::{ExampleRecords, LossOn, TrainingExample};
+use meganeura::llm::examples::{ExampleRecords, LossOn, TrainingExample, pack};
 use meganeura::llm::{ChatTemplate, Tokenizer};
 use meganeura::nn::data::{Dataset, TokenSequence};
 
@@ -65,6 +65,8 @@ pub(super) struct Tokenization<'a> {
     pub(super) rows: Option<usize>,
     pub(super) test_fraction: f64,
     pub(super) counted: CountedTokens,
+    /// True if short examples of JSON data are joined.
+    pub(super) pack: bool,
 }
 
 type CorpusResult<T> = Result<T, Box<dyn Error>>;
@@ -144,6 +146,9 @@ impl Tokenization<'_> {
         if self.counted == CountedTokens::All {
             return Err("--loss-on is for JSON data; the loss counts all tokens of a text".into());
         }
+        if self.pack {
+            return Err("--pack is for JSON data; the examples of a text are full".into());
+        }
         let rows = self.rows.unwrap_or(USUAL.min(self.context));
         let tokens = self.tokenizer.encode_plain(text)?;
         let held = (tokens.len() as f64 * self.test_fraction) as usize;
@@ -180,6 +185,7 @@ impl Tokenization<'_> {
         let longest = examples.iter().flatten().map(|example| example.tokens.len()).max();
         let rows = match self.rows {
             Some(rows) => rows,
+            None if self.pack => MOST.min(self.context),
             // The last token is a label only.
             None => (longest.unwrap_or(0).saturating_sub(1))
                 .next_multiple_of(STEP)
@@ -187,6 +193,7 @@ impl Tokenization<'_> {
         };
         let held = (examples.len() as f64 * self.test_fraction) as usize;
         let (train, test) = examples.split_at(examples.len() - held);
+        let packed = self.pack.then(|| vec![pack(train.iter().flatten().cloned(), rows)]);
         let data = |name: String, examples: &[Vec<TrainingExample>]| {
             let sequences = examples.iter().flatten().map(|example| TokenSequence {
                 tokens: &example.tokens,
@@ -211,12 +218,20 @@ impl Tokenization<'_> {
         if cut > 0 {
             about += &format!("; {cut} examples are cut off after {rows} tokens (--seq)");
         }
+        if let Some([sequences]) = packed.as_deref() {
+            let filled: usize = sequences.iter().map(|sequence| sequence.tokens.len().min(rows)).sum();
+            let share = 100.0 * filled as f64 / (rows * sequences.len()).max(1) as f64;
+            about += &format!(
+                "; packed into {} sequences of {rows}, {share:.0} % full",
+                sequences.len()
+            );
+        }
         let unused = records.unused_fields();
         if !unused.is_empty() {
             about += &format!("; not used: {}", unused.join(", "));
         }
         Ok(Corpus {
-            train: data(self.name(), train)?,
+            train: data(self.name(), packed.as_deref().unwrap_or(train))?,
             test: if test.is_empty() {
                 None
             } else {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::files::{FolderError, NewFolder, prepare_folder};
+use meganeura::llm::adapters::set_lengths;
 use meganeura::llm::saving::{self, Descriptions};
 use meganeura::llm::tokenizer::END_OF_TEXT;
 use meganeura::llm::{ChatTemplate, Checkpoint, ModelConfig, Projections, Tokenizer, WeightStorage};
@@ -57,6 +58,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "TOKENS", value_enum, default_value_t = CountedTokens::Answers)]
     loss_on: CountedTokens,
 
+    /// Join short JSON objects to full sequences of --seq tokens (default 2048), which takes fewer steps. Tokens then see the earlier
+    /// objects of their sequence.
+    #[arg(long)]
+    pack: bool,
+
     /// Initial model: tiny (a small model with random weights), a checkpoint folder, a GGUF file, or a name from
     /// `meganeura models`. With the feature `hub`, a name on the Hugging Face Hub is downloaded.
     #[arg(long, value_name = "tiny|DIR|FILE.gguf|NAME")]
@@ -87,9 +93,17 @@ pub(super) struct Args {
     #[arg(long, value_name = "RANK")]
     lora: Option<usize>,
 
-    /// Alpha of the adapters: their output is scaled by alpha / rank [default: twice the rank]
+    /// Alpha of the adapters: their output is scaled by alpha / rank, see also --rslora [default: twice the rank]
     #[arg(long, value_name = "ALPHA", requires = "lora")]
     lora_alpha: Option<f32>,
+
+    /// Scale the output of adapters by alpha / sqrt(rank) (rsLoRA), for ranks of 32 and more.
+    #[arg(long, requires = "lora")]
+    rslora: bool,
+
+    /// Also train the lengths of the columns of the adapted weights (DoRA): more accurate at low ranks, and slower.
+    #[arg(long, requires = "lora")]
+    dora: bool,
 
     /// Layers with adapters: all, or a list of q, k, v, o, gate, up and down.
     #[arg(long, value_name = "LIST", requires = "lora", default_value = "q,v")]
@@ -168,6 +182,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         rows: args.seq,
         test_fraction: args.test_fraction,
         counted: args.loss_on,
+        pack: args.pack,
     };
     let corpus = corpus.corpus(&source)?;
     let network = LlamaConfig {
@@ -199,6 +214,8 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     if let Some(checkpoint) = checkpoint {
         let _loading = SlowStage::begin("loading the weights");
         checkpoint.load_into(trainer.session_mut())?;
+        // Adapters change nothing at first.
+        set_lengths(trainer.session_mut())?;
     }
     interrupt::watch(&args.run);
     if !args.run.json {
@@ -248,6 +265,8 @@ fn adapters(args: &Args) -> Result<Option<LoraConfig>, Box<dyn Error>> {
     Ok(Some(LoraConfig {
         alpha,
         targets: args.lora_targets,
+        rank_stabilized: args.rslora,
+        dora: args.dora,
         ..usual
     }))
 }
