@@ -166,6 +166,38 @@ fn results_are_the_same_bits() {
     }
 }
 
+/// A training step that does not fit into the memory of the device recomputes activations without a budget.
+#[test]
+fn steps_that_do_not_fit_into_the_device_are_recomputed() {
+    let update = Update::new(Sgd::new(0.1));
+    for (name, graph) in models() {
+        let plain = budgeted(&graph, &cpu(), Some(&update), None).expect("builds");
+        let (_, least) = least(&graph, &cpu(), Some(&update));
+        let without = plain.memory_forecast().planned;
+        assert!(plain.recomputation.is_none(), "{name}");
+        // Nine tenths are for the step.
+        let memory = (least + (without - least) / 2) * 10 / 9;
+        let small = LimitedCpu::device(Some(memory as u64), None);
+        let plan = budgeted(&graph, &small, Some(&update), None).expect("builds");
+        if memory >= without {
+            assert!(plan.recomputation.is_none(), "{name}");
+            continue;
+        }
+        check(&plan, &plain);
+        let peak = plan.recomputation.as_ref().expect("it does not fit otherwise").peak;
+        assert!(
+            peak <= memory && peak < without,
+            "{name}: {peak} of {memory}, {without}"
+        );
+        let expected = trained_bits(&cpu(), plain, &update, 3);
+        assert!(trained_bits(&cpu(), plan, &update, 3) == expected, "{name}");
+        // No plan fits into a hundredth: the plan is the usual one, which the device refuses.
+        let tiny = LimitedCpu::device(Some(least as u64 / 100), None);
+        let plan = budgeted(&graph, &tiny, Some(&update), None).expect("plans");
+        assert!(plan.recomputation.is_none(), "{name}");
+    }
+}
+
 /// Returns a graph of random calls on `[rows, 4]`, some with dropout, batch norms and states, with many stored activations.
 fn random_graph(rng: &mut SplitMix64) -> Graph {
     let mut g = Graph::new();

@@ -116,7 +116,10 @@ pub(super) fn introduce_plan(trainer: &Trainer) -> std::io::Result<()> {
         ))?;
     }
     match &plan.recomputation {
-        Some(recomputation) => line(format_args!("memory budget: {recomputation}")),
+        Some(recomputation) if trainer.config().memory_budget.is_some() => {
+            line(format_args!("memory budget: {recomputation}"))
+        }
+        Some(recomputation) => line(format_args!("limited by the device's memory: {recomputation}")),
         None => Ok(()),
     }
 }

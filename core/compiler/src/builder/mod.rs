@@ -410,6 +410,11 @@ impl ResolvedBuild {
             let _attach = tracing::debug_span!("attach update").entered();
             attach(&mut plan, optimizer, &**device)?;
         }
+        if rewrite.memory_budget.is_none()
+            && let Some(fitting) = self.fitted_to_device(&plan, &optimized, precision, &finish)?
+        {
+            plan = fitting;
+        }
         plan.build_key = self.key();
         let fallback_dispatches = device.fallback_dispatches(&plan).into_iter();
         report.fallback_dispatches = fallback_dispatches
@@ -418,6 +423,49 @@ impl ResolvedBuild {
         Ok((plan, report))
     }
 }
+
+impl ResolvedBuild {
+    /// Returns a plan that computes activations of a training step again, if this one does not fit into the memory of the device.
+    /// Returns `None` if it fits, and if it cannot be made to fit: opening it reports the memory that is missing.
+    fn fitted_to_device(
+        &self,
+        plan: &ExecutionPlan,
+        optimized: &Graph,
+        precision: Precision,
+        finish: &dyn Fn(&mut ExecutionPlan) -> Result<()>,
+    ) -> Result<Option<ExecutionPlan>> {
+        let Some(memory) = self
+            .device
+            .capabilities()
+            .memory_bytes
+            .filter(|_| self.mode == Mode::Training)
+        else {
+            return Ok(None);
+        };
+        let room = memory.saturating_sub(self.device.workspace_bytes(plan)?);
+        let planned = plan.memory_forecast().planned as u64;
+        if planned <= room {
+            return Ok(None);
+        }
+        let mut plain = compile_at(optimized, &*self.device, precision)?.without_prepare();
+        plain.loss_scaling = plan.loss_scaling;
+        plain.place_buffers(self.device.capabilities().max_buffer_bytes)?;
+        let budget = MemoryBudget::Bytes((room as f64 * DEVICE_SHARE) as u64);
+        match fit_to_budget(&plain, &budget, &self.device, Some(memory), finish) {
+            Ok(fitting) => {
+                log::warn!(
+                    "a training step needs {planned} bytes, and the device has {room}: activations are computed again"
+                );
+                Ok(Some(fitting))
+            }
+            Err(Error::MemoryBudget { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Share of the device's memory for a training step that would not fit without recomputation. The rest is for evaluation.
+const DEVICE_SHARE: f64 = 0.9;
 
 /// Reads the plan from a file. Returns `None` if there is none, or if its key does not match that of the build.
 fn cached_plan(graph: &Graph, key: &BuildKey, path: &Path) -> Result<Option<ExecutionPlan>> {
