@@ -3,6 +3,26 @@
 use super::{json_lines, meganeura, run};
 
 #[test]
+fn utilization_is_a_share_of_the_rate_of_a_matmul() {
+    let args = [
+        "bench",
+        "--device",
+        "cpu",
+        "--steps",
+        "2",
+        "--json",
+        "--utilization",
+        "256x256x256",
+    ];
+    let (output, out, err) = run(&mut meganeura(&args));
+    assert!(output.status.success(), "{err}");
+    let report = &json_lines(&out)[0];
+    let number = |key: &str| report[key].as_f64().expect(key);
+    let share = number("tflops") / number("matmul_tflops");
+    assert!((number("utilization") - share).abs() < 1e-9 && share > 0.0, "{out}");
+}
+
+#[test]
 fn products_and_models_are_measured() {
     let (output, out, err) = run(&mut meganeura(&[
         "bench", "--device", "cpu", "--steps", "2", "--json", "mlp", "8x9x10",

@@ -15,7 +15,7 @@ use meganeura::calibration::warm_up;
 use meganeura::config::Config;
 use meganeura::nn::models::{KV_POS, LOGITS_ROW};
 use meganeura::precision::Precision;
-use meganeura::{Mode, Session, select};
+use meganeura::{Mode, Session, measure_rates, select};
 use meganeura_bench::{Sizes, feed, metric};
 use serde_json::json;
 
@@ -86,6 +86,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "suite")]
     steps: u32,
 
+    /// Also print the model's share of the device's FLOP/s (MFU). The device's FLOP/s are those of a large matmul in the same
+    /// precision, which is measured first.
+    #[arg(long, conflicts_with_all = ["suite", "curve"])]
+    utilization: bool,
+
     /// Print one JSON object per workload. With --suite, print one object for all workloads; --compare reads it.
     #[arg(long)]
     json: bool,
@@ -135,6 +140,7 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
     let device = selected.open(settings)?;
     let mut rewrite = settings.rewrite.clone();
     rewrite.precision = args.precision.map(Precision::from).or(rewrite.precision);
+    let rates = args.utilization.then(|| measure_rates(&device)).transpose()?;
     for name in &args.workload {
         let workload = args.models.workload(name)?;
         let optimizer = workload.optimizer.clone();
@@ -158,6 +164,10 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
         let seconds = step.as_secs_f64();
         let tflops = workload.flops / seconds * 1e-12;
         let tokens = workload.tokens.map(|tokens| tokens as f64 / seconds);
+        let peak = rates.as_ref().map(|rates| match precision {
+            Precision::Mixed => rates.mixed_flops_per_second.unwrap_or(rates.flops_per_second),
+            Precision::F32 => rates.flops_per_second,
+        });
         if args.json {
             line(json!({
                 "workload": name,
@@ -169,14 +179,20 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
                 "step_ms": seconds * 1e3,
                 "synchronized_step_ms": synchronized.as_secs_f64() * 1e3,
                 "tflops": tflops,
+                "matmul_tflops": peak.map(|peak| peak * 1e-12),
+                "utilization": peak.map(|peak| tflops * 1e12 / peak),
                 "tokens_per_second": tokens,
                 "memory_bytes": memory,
             }))?;
             continue;
         }
         let tokens = tokens.map_or(String::new(), |rate| format!("{}tokens/s, ", metric(rate)));
+        let utilization = peak.map_or(String::new(), |peak| {
+            let share = 100.0 * tflops * 1e12 / peak;
+            format!(" (MFU {share:.0} % of {}FLOP/s)", metric(peak))
+        });
         line(format_args!(
-            "{name}: {:.3} ms a step, {tokens}{}FLOP/s, {:.3} ms synchronized; {}B, {precision}, {units} of {dispatches} \
+            "{name}: {:.3} ms a step, {tokens}{}FLOP/s{utilization}, {:.3} ms synchronized; {}B, {precision}, {units} of {dispatches} \
              dispatches on tensor cores, {}",
             seconds * 1e3,
             metric(tflops * 1e12),
