@@ -25,6 +25,28 @@ not_tested() {
 # Whether this user can install packages of Debian.
 has_apt() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
+# Returns true before a number of minutes has passed. All checks must end within 90 minutes, so slow machines skip some, and print
+# their names: in_time NAME MINUTES
+in_time() {
+    [ "$SECONDS" -ge $(($2 * 60)) ] || return 0
+    not_tested "$1" "more than $2 minutes have passed"
+    return 1
+}
+
+# Prints the folder of the crate and the path of each test program, from the messages of `cargo test --no-run`: test_programs FILE
+test_programs() {
+    grep '"test":true},"features":' "$1" | sed -nE 's/.*"manifest_path":"([^"]+)\/Cargo.toml".*"executable":"([^"]+)".*/\1 \2/p'
+}
+
+# Runs a test program as cargo does, and remembers a failure in `failed`: run_test FOLDER PROGRAM
+run_test() {
+    printf '\n%s (%s)\n' "$2" "${1#"$PWD"}"
+    local libraries
+    libraries=$(rustc --print sysroot)/lib:$PWD/target/debug/deps:$PWD/target/debug
+    (cd "$1" && CARGO_MANIFEST_DIR=$1 LD_LIBRARY_PATH=$libraries:${LD_LIBRARY_PATH:-} MEGANEURA_REQUIRE_COOP=0 "$2" </dev/null) ||
+        failed+=("$2")
+}
+
 # Installs packages of Debian within five minutes: install_debian PACKAGE...
 install_debian() {
     has_apt && apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends "$@" >/dev/null ||
@@ -53,6 +75,11 @@ trains_to() {
     echo "$1: test accuracy $found"
     awk -v found="${found:-0}" -v minimum="$2" 'BEGIN { exit !(found >= minimum) }' ||
         { echo "$1 reached $found, expected at least $2" && exit 1; }
+}
+
+# Builds the example plugin in C: build_loops FILE
+build_loops() {
+    cc -std=c11 -O2 -Wall -Wextra -Werror -shared -fPIC -I plugins/abi/include plugins/examples/c-loops/loops.c -lm -o "$1"
 }
 
 # Builds or tests the example plugin ndarray, a workspace of its own. Its dependencies are those of the main workspace,

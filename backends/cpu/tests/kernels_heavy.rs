@@ -1,5 +1,5 @@
 //! Tests of convolution, pooling, normalisation, softmax and optimizer kernels against the operators' definitions.
-// This is a separate binary, because `.ci/run` also builds it with optimization.
+// This is a separate binary, because `.ci/long` also builds it with optimization.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Tests of matmuls on cooperative matrices, on devices that support them: with every tile size, odd sizes, transposed,
 //! batched, with prologues and epilogues.
-// This is a separate binary, because `.ci/run` copies it to a system with a newer driver.
+// This is a separate binary, because `.ci/long` copies it to a system with a newer driver.
 
 mod attention;
 #[path = "../common/case.rs"]

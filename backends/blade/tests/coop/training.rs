@@ -194,7 +194,7 @@ fn training_steps_conform_with_every_product_on_matrix_units() {
 }
 
 /// Error cases conform in mixed precision. They contain no matmuls, so they do not use cooperative matrices.
-/// `.ci/run` runs the semantics cases, which contain matmuls, with the optimized command.
+/// `.ci/long` runs the semantics cases, which contain matmuls, with the optimized command.
 #[test]
 fn errors_conform_in_mixed_precision() {
     for device in devices_from(Some(0)) {
