@@ -90,8 +90,8 @@ pub struct TrainingExample {
     pub is_scored: Vec<bool>,
 }
 
-/// Joins examples to sequences of at most `rows` inputs and a last label, so that fewer tokens are filled up. An example that is
-/// longer stays alone. The longest examples come first; each joins the sequence whose remaining room it fills best.
+/// Joins examples to sequences of at most `rows` inputs and a last label, so that there is less padding. An example that is
+/// longer is not joined. The longest examples are placed first, each in the sequence with the least sufficient room.
 ///
 /// The tokens of an example see the examples before it in its sequence. The loss does not count the first token of an example, which
 /// an earlier example cannot predict.

@@ -18,8 +18,8 @@ use crate::lock::lock;
 const TEXTS: usize = 2;
 /// Maximum number of bytes of a small body, which is parsed within milliseconds. Small bodies never wait for large ones.
 const SMALL_BODY: usize = 64 << 10;
-/// Maximum processor time of the template of a small body, and of any other. A request that exceeds it is prepared again, apart from
-/// others, and with the template's own limit. Usual templates take less than a millisecond.
+/// Maximum processor time of the template of a small body, and of a large one. A request that exceeds it is prepared again by the
+/// threads for slow templates. Usual templates take less than a millisecond.
 const TEMPLATE_TIMES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
 /// Maximum costs of small and of medium schemas and grammars, in bytes of a usual schema. Small ones never wait for larger ones,
 /// which may take seconds to compile.
@@ -100,7 +100,7 @@ pub(crate) struct GrammarRoom {
 
 /// Threads for all kinds of work.
 pub(crate) struct Preparation {
-    /// Pools for small bodies, for large ones, and for those with slow templates.
+    /// Pools for small bodies, for large bodies, and for slow templates.
     texts: [Pool; TEMPLATE_TIMES.len() + 1],
     /// Pools for trials of small, medium and large grammars in other processes.
     trials: [Pool; GRAMMARS.len() + 1],

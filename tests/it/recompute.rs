@@ -191,7 +191,7 @@ fn steps_that_do_not_fit_into_the_device_are_recomputed() {
         );
         let expected = trained_bits(&cpu(), plain, &update, 3);
         assert!(trained_bits(&cpu(), plan, &update, 3) == expected, "{name}");
-        // No plan fits into a hundredth: the plan is the usual one, which the device refuses.
+        // No plan fits into a hundredth of the memory. The plan is the usual one, and the device refuses it.
         let tiny = LimitedCpu::device(Some(least as u64 / 100), None);
         let plan = budgeted(&graph, &tiny, Some(&update), None).expect("plans");
         assert!(plan.recomputation.is_none(), "{name}");

@@ -68,7 +68,7 @@ fn short_examples_are_packed() {
         "{} sequences of {total} tokens",
         packed.len()
     );
-    // An example that is too long stays alone, and nothing becomes nothing.
+    // An example that is too long is not joined.
     let long = pack([example(1, 200), example(2, 3)], 127);
     assert_eq!(
         long.iter().map(|example| example.tokens.len()).collect::<Vec<_>>(),

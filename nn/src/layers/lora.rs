@@ -172,7 +172,7 @@ pub(super) trait FrozenWeight {
 impl Adapter {
     /// Registers `{name}.lora_A.weight [inputs, rank]`, uniform, and
     /// `{name}.lora_B.weight [rank, outputs]`, zeros, if the layer has an adapter. With DoRA, also
-    /// `{name}.lora_magnitude_vector [outputs]`, ones, which the caller sets to the lengths of the weight's columns.
+    /// `{name}.lora_magnitude_vector [outputs]`, ones. The caller sets it to the lengths of the weight's columns.
     #[track_caller]
     pub(super) fn of(g: &mut Graph, name: &str, lora: Option<LoraConfig>, sizes: [usize; 2]) -> Option<Self> {
         let config = lora.filter(|lora| lora.has(name))?;

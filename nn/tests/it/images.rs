@@ -96,7 +96,7 @@ fn a_model_of_images_is_trained_saved_and_used() {
     let predictions = predictor.predict(&features).expect("predicts");
     let down = predictions.iter().filter(|p| p.class() == Some(1)).count();
     assert!(down > 40, "{down} of {}", predictions.len());
-    // The same images as bytes, which the plan converts.
+    // The plan converts bytes of the same images.
     let mut of_files = model.image_predictor(&options).expect("builds");
     let mut seen = 0;
     let compare = |file: usize, found: Prediction| {
@@ -243,7 +243,7 @@ fn images_are_resized_and_cropped_as_by_pillow() {
     }
 }
 
-/// The plan computes what the formula says, from the bytes of the host.
+/// The plan computes the documented formula.
 #[test]
 fn normalization_and_layout_are_part_of_the_plan() {
     let transforms = [
