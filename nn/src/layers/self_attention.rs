@@ -5,8 +5,8 @@ use meganeura_core::ops::{AttentionOptions, RopeScaling};
 use meganeura_core::{DType, Graph, Init, NodeId};
 
 use super::{
-    Fault, KvCache, Linear, LinearConfig, LongRope, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads,
-    check_rotary_dim, check_theta, reject, scoped,
+    Fault, KvCache, Linear, LinearConfig, LongRope, LoraConfig, QueryGrowth, RmsNorm, WeightStorage, check_eps,
+    check_heads, check_rotary_dim, check_theta, reject, scoped,
 };
 
 /// The norms that are applied to queries and keys.
@@ -20,16 +20,6 @@ pub enum QkNorm {
     /// A norm over the features of all heads together, with weights `[heads * head_dim]` of queries and
     /// `[kv_heads * head_dim]` of keys (OLMo 2).
     AllHeads,
-}
-
-/// A factor of queries that grows with their position: `1 + beta ln(1 + floor(position / context))`. It sharpens the attention
-/// beyond the context that a model was first trained in (Ministral 3; Llama 4).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QueryGrowth {
-    /// Factor of the logarithm.
-    pub beta: f32,
-    /// Number of positions without a change, at least 1.
-    pub context: usize,
 }
 
 /// Options of a [`SelfAttention`] layer.
@@ -249,14 +239,7 @@ impl SelfAttentionConfig {
         if let Some(longrope) = self.longrope {
             longrope.check(self.rotary_dim.unwrap_or(self.head_dim_or_part()) / 2)?;
         }
-        if let Some(QueryGrowth { beta, context }) = self.query_growth
-            && (!beta.is_finite() || context == 0)
-        {
-            return Err((
-                format!("the growth of queries is {beta} for {context} positions"),
-                "the factor is finite, and there is at least one position",
-            ));
-        }
+        self.query_growth.map_or(Ok(()), |growth| growth.check())?;
         match self.window {
             Some(0) => Err((
                 "window is 0".into(),
@@ -476,7 +459,7 @@ impl SelfAttention {
             });
         }
         if let Some(growth) = self.config.query_growth.filter(|growth| place.longest > growth.context) {
-            q = grown(g, q, growth, place);
+            q = growth.apply(g, q, place.from);
             q = g.named(q, &self.name);
         }
         [q, k, v]
@@ -583,44 +566,6 @@ impl RowPositions {
             longest,
         }
     }
-}
-
-/// Multiplies queries `[..., rows, width]` by the factors of their positions.
-fn grown(g: &mut Graph, q: NodeId, growth: QueryGrowth, place: RowPositions) -> NodeId {
-    let QueryGrowth { beta, context } = growth;
-    let rows = rows_of(g, q.into());
-    let numbers: Vec<u32> = (0..rows).map(narrow).collect();
-    let Some(from) = place.from else {
-        let factor = |number: u32| 1.0 + f64::from(beta) * f64::from(number / narrow(context)).ln_1p();
-        let factors = numbers.into_iter().map(|number| factor(number) as f32).collect();
-        let factors = g.constant(factors, &[rows, 1]);
-        return g.mul(q, factors);
-    };
-    let leading = g
-        .shape(q)
-        .split_last_chunk::<2>()
-        .map_or(Vec::new(), |(l, _)| l.to_vec());
-    // One position for each sequence, or one for all.
-    let of_sequences = leading.iter().product::<usize>() == g.shape(from).iter().product::<usize>();
-    let shape = if of_sequences {
-        [leading.as_slice(), &[1, 1]].concat()
-    } else {
-        vec![1, 1]
-    };
-    let first = g.reshape(from, &shape);
-    let numbers = g.constant_u32(numbers, &[rows, 1]);
-    let positions = g.add(first, numbers);
-    // Exact for positions below 2^24.
-    let positions = g.cast(positions, DType::F32);
-    let context = g.scalar(context as f32);
-    let turns = g.div(positions, context);
-    let turns = g.floor(turns);
-    let logarithm = g.log1p(turns);
-    let beta = g.scalar(beta);
-    let growth = g.mul(logarithm, beta);
-    let one = g.scalar(1.0);
-    let factor = g.add(growth, one);
-    g.mul(q, factor)
 }
 
 /// Returns the size of the last axis but one.

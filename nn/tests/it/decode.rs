@@ -6,8 +6,10 @@ use meganeura_compiler::builder::Builder;
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Graph, Session};
 use meganeura_cpu::CpuDevice;
-use meganeura_nn::layers::{Activation, LongRope, QkNorm};
-use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, NormPlacement, TOKENS, kv_cache_names};
+use meganeura_nn::layers::{Activation, LongRope, QkNorm, QueryGrowth};
+use meganeura_nn::models::{
+    KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, MoeConfig, NormPlacement, Routing, TOKENS, kv_cache_names,
+};
 
 const VOCAB: usize = 23;
 const CAPACITY: usize = 20;
@@ -73,6 +75,23 @@ fn models() -> Vec<(&'static str, LlamaConfig)> {
                 longrope: LongRope::new(&[1.0, 3.0], &[1.0, 3.0], 4, 1.2),
                 residual_multiplier: Some(0.5),
                 logits_scaling: Some(0.3),
+                ..small
+            },
+        ),
+        (
+            "growing queries, experts chosen by sigmoids",
+            LlamaConfig {
+                query_growth: Some(QueryGrowth { beta: 0.8, context: 2 }),
+                moe: Some(MoeConfig {
+                    experts: 5,
+                    experts_per_token: 2,
+                    hidden: 12,
+                    normalize: true,
+                    routing: Routing::Sigmoid,
+                    shared_hidden: Some(9),
+                    dense_layers: [0].into_iter().collect(),
+                }),
+                routed_scaling: Some(1.7),
                 ..small
             },
         ),

@@ -2,7 +2,7 @@
 
 use meganeura_core::Graph;
 use meganeura_nn::layers::{
-    BatchNormConfig, Conv2d, Conv2dConfig, Embedding, LayerNormConfig, Linear, LinearConfig, LoraConfig,
+    BatchNormConfig, Conv2d, Conv2dConfig, Embedding, LayerNormConfig, Linear, LinearConfig, LoraConfig, QueryGrowth,
     RecurrentConfig, RmsNorm, RnnActivation, SelfAttentionConfig,
 };
 use meganeura_nn::models::{CnnConfig, LayerSet, LlamaConfig, MlpConfig, MoeConfig, Routing, VitConfig};
@@ -38,7 +38,14 @@ fn a_language_model_of_wrong_sizes_names_its_fields() {
         }),
         ..LlamaConfig::small(17)
     };
-    let cases: [(LlamaConfig, &[&str]); 10] = [
+    let cases: [(LlamaConfig, &[&str]); 11] = [
+        (
+            LlamaConfig {
+                query_growth: Some(QueryGrowth { beta: 0.1, context: 0 }),
+                ..LlamaConfig::small(17)
+            },
+            &["growth of queries is 0.1 for 0 positions", "at least one position"],
+        ),
         (with_experts(4, 5), &["moe.experts_per_token is 5", "moe.experts 4"]),
         (with_experts(0, 0), &["moe.experts is 0", "at least 1"]),
         (

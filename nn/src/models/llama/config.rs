@@ -312,6 +312,7 @@ impl LlamaConfig {
         if let Some(longrope) = self.longrope {
             longrope.check(self.rotary_dim.unwrap_or(self.head_dim()) / 2)?;
         }
+        self.query_growth.map_or(Ok(()), |growth| growth.check())?;
         self.check_cache()?;
         match self.window {
             Some(0) => Err((
@@ -341,6 +342,7 @@ impl LlamaConfig {
             ("attention_scale", self.attention_scale),
             ("embedding_multiplier", self.embedding_multiplier),
             ("residual_multiplier", self.residual_multiplier),
+            ("routed_scaling", self.routed_scaling),
         ] {
             if let Some(factor) = factor.filter(|factor| !factor.is_finite()) {
                 return Err((
