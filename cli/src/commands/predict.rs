@@ -196,6 +196,10 @@ pub(crate) fn predict(args: &PredictArgs) -> Outcome {
 /// Predicts for image files. Prints the predictions of a batch before the next one.
 fn predict_images(args: &PredictArgs, files: &[PathBuf]) -> Outcome {
     let model = Model::load(&args.shared.model)?;
+    if !matches!(model.preprocessing(), Preprocessing::Images { .. }) {
+        // An error that names the first file.
+        model.read_images(files)?;
+    }
     let mut predictor = model.image_predictor(&args.shared.options())?;
     let name = |file: usize| Name::File(files[file].display().to_string());
     let (task, begin) = (predictor.task().clone(), Instant::now());
