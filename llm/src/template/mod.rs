@@ -5,6 +5,7 @@
 
 mod json;
 
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::time::Duration;
 
@@ -78,13 +79,19 @@ impl TemplateError {
 
 /// A template with its functions and filters.
 #[derive(Debug)]
-pub(crate) struct Template(Environment<'static>);
+pub(crate) struct Template {
+    environment: Environment<'static>,
+    /// Variables that the source reads before it sets them.
+    undeclared: HashSet<String>,
+    source: String,
+}
 
 impl Template {
     /// Compiles a source; the error is its message or the exceeded limit.
     pub(crate) fn new(source: String) -> Result<Self, TemplateError> {
         check_source(&source).map_err(TemplateError::Template)?;
         let source = without_generation_tags(source);
+        let own = source.clone();
         on_a_stack(move || {
             let mut environment = Environment::new();
             // The settings that templates are written for.
@@ -109,30 +116,32 @@ impl Template {
             environment
                 .add_template_owned(NAME, source)
                 .map_err(|e| e.to_string())?;
-            Ok(Template(environment))
+            let template = environment.get_template(NAME).map_err(|e| e.to_string())?;
+            let undeclared = template.undeclared_variables(false);
+            Ok(Template {
+                environment,
+                undeclared,
+                source: own,
+            })
         })
     }
 
     /// Sets the date that `strftime_now` returns.
     pub(crate) fn set_date(&mut self, date: Zoned) {
-        set_date(&mut self.0, Some(date));
+        set_date(&mut self.environment, Some(date));
     }
 
     /// Returns true if the template reads a value of this name.
     pub(crate) fn uses(&self, name: &str) -> bool {
-        let uses = on_a_stack(|| {
-            let template = self.0.get_template(NAME).map_err(|e| e.to_string())?;
-            // A variable that the template sets from its own value counts as declared.
-            Ok(template.undeclared_variables(false).contains(name) || sets_from_itself(template.source(), name))
-        });
-        uses.unwrap_or(false)
+        // A variable that the template sets from its own value counts as declared.
+        self.undeclared.contains(name) || sets_from_itself(&self.source, name)
     }
 
     /// Renders the text for some values; the error is the template's message, or the exceeded
     /// limit.
     pub(crate) fn render(&self, values: Value) -> Result<String, TemplateError> {
         on_a_stack(move || {
-            let template = self.0.get_template(NAME).map_err(|e| e.to_string())?;
+            let template = self.environment.get_template(NAME).map_err(|e| e.to_string())?;
             let mut output = Output(Vec::new());
             let rendered = template.render_captured_to(values, &mut output).map(drop);
             rendered.map_err(|e| match e.kind() {
