@@ -1,15 +1,17 @@
 //! Conversations as text, by the template of a checkpoint.
 
+mod guard;
+
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use aho_corasick::AhoCorasick;
 use meganeura_core::{Error, Result};
 use minijinja::value::Value;
 use serde::Deserialize;
 use serde_json::Value as Json;
 
+use self::guard::{Guard, removed_texts};
 use crate::files::{damaged, read_text};
 use crate::gguf::{self, Gguf};
 use crate::special::SpecialTokens;
@@ -83,6 +85,8 @@ pub struct ChatTemplate {
     with_tools: Option<Template>,
     /// Sources of both templates, to search them for the names of roles.
     sources: [String; 2],
+    /// Texts that the templates remove from messages.
+    removed: Vec<String>,
     /// Common roles that the source of the template does not contain, but whose messages appeared in a rendered text.
     written: Mutex<Vec<&'static str>>,
     bos: String,
@@ -235,6 +239,11 @@ impl ChatTemplate {
         Ok(ChatTemplate {
             template: compile(&sources.default)?,
             with_tools: sources.with_tools.as_deref().map(compile).transpose()?,
+            removed: [Some(&sources.default), sources.with_tools.as_ref()]
+                .into_iter()
+                .flatten()
+                .flat_map(|source| removed_texts(source))
+                .collect(),
             sources: [sources.default, sources.with_tools.unwrap_or_default()],
             written: Mutex::default(),
             path,
@@ -307,23 +316,21 @@ impl ChatTemplate {
                 continue;
             }
             // A template without names of roles writes every role; a template with other names may drop the message.
-            let mut without = messages.clone();
+            let mut changed = messages.clone();
             let has_text = |message: &Json| message["content"].as_str().is_some_and(|text| !text.trim().is_empty());
-            let Some(at) = without
-                .iter()
-                .position(|message| message["role"] == role && has_text(message))
+            let Some(message) = changed
+                .iter_mut()
+                .find(|message| message["role"] == role && has_text(message))
             else {
                 continue;
             };
-            without.remove(at);
-            let without = self.render_with(
-                template,
-                &ChatInput {
-                    messages: &without,
-                    ..input
-                },
-            );
-            if without.is_ok_and(|without| without.text == rendered.text) {
+            let text = message["content"].as_str().unwrap_or_default();
+            message["content"] = Json::from(format!("{}.", text.trim_end()));
+            let changed = ChatInput {
+                messages: &changed,
+                ..input
+            };
+            if self.render_with(template, &changed)?.text == rendered.text {
                 return Err(Error::misuse(
                     format!("the chat template ignores messages of the role '{role}'"),
                     "use the roles that the model was trained with",
@@ -383,7 +390,7 @@ impl ChatTemplate {
     }
 
     fn render_with(&self, template: &Template, input: &ChatInput) -> Result<RenderedChat> {
-        let guard = Guard::new(input);
+        let guard = Guard::new(input, &self.removed);
         let list = |items: &[Json]| items.iter().map(|item| guard.value(item)).collect::<Value>();
         // As in transformers, the value is `none` without tools, because some templates compare with it.
         let tools = match input.tools {
@@ -406,192 +413,6 @@ impl ChatTemplate {
         let refused = |e| Error::file(&self.path, format!("cannot render the conversation: {e}"), "");
         let text = text.map_err(|e| e.convert(refused))?;
         Ok(guard.take_out(text))
-    }
-}
-
-/// Words that templates compare with, or concatenate with special tokens, as in `'<|' + message.role + '|>'`. They are
-/// not user text, so they get no guards at their start and end.
-const STRUCTURE: [&str; 56] = [
-    "arguments",
-    "array",
-    "assistant",
-    "audio",
-    "boolean",
-    "citations",
-    "content",
-    "default",
-    "description",
-    "developer",
-    "documents",
-    "enum",
-    "false",
-    "file",
-    "format",
-    "function",
-    "functions",
-    "id",
-    "image",
-    "image_url",
-    "index",
-    "input_audio",
-    "integer",
-    "items",
-    "model",
-    "name",
-    "null",
-    "number",
-    "object",
-    "parameters",
-    "properties",
-    "query",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "required",
-    "return",
-    "role",
-    "snippet",
-    "strict",
-    "string",
-    "system",
-    "text",
-    "thinking",
-    "title",
-    "tool",
-    "tool_call_id",
-    "tool_calls",
-    "tool_plan",
-    "tool_response",
-    "true",
-    "type",
-    "url",
-    "user",
-    "value",
-    "video",
-];
-
-/// Inserts guards (a character that occurs nowhere else) into spellings of special tokens in messages.
-struct Guard<'a> {
-    tokens: Option<(&'a SpecialTokens, &'a AhoCorasick)>,
-    character: char,
-}
-
-impl<'a> Guard<'a> {
-    fn new(input: &ChatInput<'a>) -> Self {
-        /// Candidates for the guard, for private use in Unicode. The last one is used if texts contain all of the rest.
-        const FIRST: char = '\u{f5a00}';
-        const LAST: char = '\u{f5a64}';
-        let tokens = input
-            .special_tokens
-            .and_then(|tokens| Some((tokens, tokens.automaton()?)));
-        let kwargs = input.kwargs.into_iter().flat_map(|kwargs| kwargs.values());
-        let texts = input.messages.iter().chain(input.tools).chain(kwargs);
-        let is_used = |c: char| texts.clone().any(|json| contains(json, c));
-        let character = match tokens {
-            Some(_) => (FIRST..LAST).find(|&c| !is_used(c)).unwrap_or(LAST),
-            None => LAST,
-        };
-        Guard { tokens, character }
-    }
-
-    /// Converts JSON to a template value.
-    fn value(&self, json: &Json) -> Value {
-        match json {
-            Json::Null => Value::from(()),
-            Json::Bool(truth) => Value::from(*truth),
-            Json::Number(number) => match (number.as_i64(), number.as_f64()) {
-                (Some(whole), _) => Value::from(whole),
-                (None, float) => Value::from(float.unwrap_or(f64::NAN)),
-            },
-            Json::String(text) => Value::from(self.mark(text)),
-            Json::Array(all) => all.iter().map(|item| self.value(item)).collect(),
-            Json::Object(fields) => {
-                let value = |name: &str, field: &Json| match field {
-                    // Roles that the template does not name are errors.
-                    Json::String(role) if name == "role" => Value::from(self.mark_within(role)),
-                    field => self.value(field),
-                };
-                let pairs = fields.iter().map(|(name, field)| (self.mark(name), value(name, field)));
-                Value::from_pairs(pairs)
-            }
-        }
-    }
-
-    /// Returns the text with guards in each spelling, and at its start or end if adjacent text could complete a
-    /// spelling.
-    fn mark(&self, text: &str) -> String {
-        let mut marked = self.mark_within(text);
-        if let Some((tokens, _)) = self.tokens
-            && STRUCTURE.binary_search(&text).is_err()
-        {
-            // Templates often trim texts.
-            let (at_start, at_end) = tokens.edges(text.trim());
-            if at_end {
-                marked.insert(marked.trim_end().len(), self.character);
-            }
-            if at_start {
-                let start = marked.len() - marked.trim_start().len();
-                marked.insert(start, self.character);
-            }
-        }
-        marked
-    }
-
-    /// Returns the text with a guard after the first character of each spelling.
-    fn mark_within(&self, text: &str) -> String {
-        let Some((_, spellings)) = self.tokens else {
-            return text.to_owned();
-        };
-        let mut marked = String::with_capacity(text.len());
-        let mut copied = 0;
-        let mut starts: Vec<usize> = spellings.find_overlapping_iter(text).map(|m| m.start()).collect();
-        starts.sort_unstable();
-        starts.dedup();
-        for start in starts {
-            let end = start + text[start..].chars().next().map_or(0, char::len_utf8);
-            marked += &text[copied..end];
-            marked.push(self.character);
-            copied = end;
-        }
-        marked + &text[copied..]
-    }
-
-    /// Removes the guards from the text, and records their positions. The guard character may be escaped as JSON.
-    fn take_out(&self, text: String) -> RenderedChat {
-        if self.tokens.is_none() {
-            return RenderedChat {
-                text,
-                guards: Vec::new(),
-            };
-        }
-        let mut units = [0; 2];
-        let escaped: String = self
-            .character
-            .encode_utf16(&mut units)
-            .iter()
-            .map(|unit| format!("\\u{unit:04x}"))
-            .collect();
-        let text = text.replace(&escaped, &self.character.to_string());
-        let (mut plain, mut guards) = (String::with_capacity(text.len()), Vec::new());
-        for (number, part) in text.split(self.character).enumerate() {
-            if number > 0 && guards.last() != Some(&plain.len()) {
-                guards.push(plain.len());
-            }
-            plain += part;
-        }
-        RenderedChat { text: plain, guards }
-    }
-}
-
-/// Returns true if a text in the JSON contains a character.
-fn contains(json: &Json, c: char) -> bool {
-    match json {
-        Json::String(text) => text.contains(c),
-        Json::Array(items) => items.iter().any(|item| contains(item, c)),
-        Json::Object(fields) => fields
-            .iter()
-            .any(|(name, field)| name.contains(c) || contains(field, c)),
-        _ => false,
     }
 }
 

@@ -1,5 +1,6 @@
 use serde_json::json;
 
+use super::guard::STRUCTURE;
 use super::*;
 
 fn open(files: &[(&str, &str)]) -> Result<ChatTemplate> {
@@ -14,19 +15,19 @@ fn open(files: &[(&str, &str)]) -> Result<ChatTemplate> {
 fn templates_in_all_places() {
     let messages = [Message::new("user", " hi ")];
     let jinja = "{% for m in messages %}\n{{ bos_token + m.content.strip() }}{% endfor %}\n";
-    let config = r#"{"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}{{ messages[0]['role'] }}"}"#;
+    let config = r#"{"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}{{ messages[0]['role'] }}{{ messages[0]['content'] }}"}"#;
     for (files, expected) in [
         (
             &[("chat_template.jinja", jinja), ("tokenizer_config.json", config)][..],
             "<s>hi",
         ),
-        (&[("tokenizer_config.json", config)], "<s>user"),
+        (&[("tokenizer_config.json", config)], "<s>user hi "),
         (
             &[(
                 "tokenizer_config.json",
-                r#"{"chat_template": [{"name": "tools", "template": "a"}, {"name": "default", "template": "b{{ messages[0].role }}"}]}"#,
+                r#"{"chat_template": [{"name": "tools", "template": "a"}, {"name": "default", "template": "b{{ messages[0].role }}{{ messages[0].content }}"}]}"#,
             )],
-            "buser",
+            "buser hi ",
         ),
     ] {
         let template = open(files).expect("a template");
