@@ -41,7 +41,7 @@ use meganeura_core::{Error, Result};
 use meganeura_llm::{
     ChatTemplate, Embedder, EmbedderOptions, EncoderConfig, Engine, EngineOptions, SamplingDefaults, Tokenizer,
 };
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 
 use api::{App, Bounds, EmbeddingApp, Site};
@@ -422,7 +422,7 @@ impl Server {
         started.map_err(|e| Error::misuse(format!("the server's threads cannot be started: {e}"), ""))?;
         // The port first: opening a model takes longer.
         let address = SocketAddr::new(options.address, options.port);
-        let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
+        let listener = runtime.block_on(async { listen(address) }).map_err(|e| {
             let remedy = "stop the program that uses the port, or select another port with --port (0 for a free one)";
             Error::misuse(format!("cannot listen on {address}: {e}"), remedy)
         })?;
@@ -553,4 +553,21 @@ fn name_of(model: &Path) -> String {
         whole.file_name()
     };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Maximum number of connections that the system keeps until they are accepted. Others try again after a second. The system may
+/// have a lower limit.
+const BACKLOG: u32 = 4096;
+
+/// Listens on an address.
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // A restarted server uses the port at once. On Windows, the option would allow two servers.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }

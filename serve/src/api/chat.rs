@@ -35,6 +35,8 @@ struct Body {
 
 /// Maximum number of messages of a conversation.
 const MAX_MESSAGES: usize = 10_000;
+/// Maximum number of earlier tool calls of a conversation. Some templates join them one by one, and each join copies the list.
+const MAX_TOOL_CALLS: usize = 2_000;
 
 /// Request whose prompt is tokenized and whose fields are checked.
 pub(crate) struct PreparedRequest {
@@ -145,6 +147,12 @@ impl Conversation {
             message(value).map_err(|e| ApiError::field(self.field, format!("message {number} {e}")))
         });
         let messages: Vec<Value> = messages.collect::<Result<_, _>>()?;
+        let calls = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+        let calls: usize = messages.iter().map(calls).sum();
+        if calls > MAX_TOOL_CALLS {
+            let message = format!("expected at most {MAX_TOOL_CALLS} tool calls in all messages, found {calls}");
+            return Err(ApiError::field(self.field, message));
+        }
         let Some(template) = &app.template else {
             let message = "the served model has no chat template; use /v1/completions";
             return Err(ApiError::field(self.field, message));

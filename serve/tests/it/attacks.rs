@@ -413,6 +413,26 @@ fn large_lists_of_tools_delay_nobody() {
     one_token(&server);
 }
 
+/// Templates such as that of Granite join the calls of all messages one by one.
+#[test]
+fn conversations_with_thousands_of_tool_calls_are_refused() {
+    let server = TestServer::new();
+    let body = |calls: usize| {
+        let call = json!({"type": "function", "function": {"name": "f", "arguments": "{}"}});
+        let half = json!({"role": "assistant", "content": "", "tool_calls": vec![call; calls / 2]});
+        json!({"messages": [{"role": "user", "content": "a"}, half, half], "max_tokens": 1})
+    };
+    let response = server.post("/v1/chat/completions", &body(2_002));
+    assert_eq!(response.status, 400);
+    let answer = &response.body;
+    assert!(
+        answer.contains("at most 2000 tool calls in all messages, found 2002"),
+        "{answer}"
+    );
+    let response = server.post("/v1/chat/completions", &body(20));
+    assert_eq!(response.status, 200, "{}", response.body);
+}
+
 #[test]
 fn work_of_clients_that_left_is_dropped() {
     let mut options = options();
