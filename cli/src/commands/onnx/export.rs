@@ -140,15 +140,9 @@ fn file(args: &Args) -> Result<()> {
     let model = onnx::Model::open(&args.model)?;
     args.dims.check(&model)?;
     let import = model.import(&args.dims.import_options(&model)?)?;
-    let values: HashMap<&str, &onnx::Tensor> = import
-        .parameters
-        .iter()
-        .map(|p| (p.name.as_str(), &*p.tensor))
-        .collect();
     let options = ExportOptions {
         outputs: import.outputs.iter().map(|o| o.name.clone()).collect(),
         ..ExportOptions::default()
     };
-    let mut value = |name: &str| values.get(name).map(|t| t.to_f32());
-    Ok(onnx::export(&import.graph, &mut value, &options, &args.out)?)
+    Ok(onnx::export_import(&import, &options, &args.out)?)
 }

@@ -82,7 +82,32 @@ pub fn export(
     options: &ExportOptions,
     path: impl AsRef<Path>,
 ) -> Result<()> {
-    write(to_proto(graph, parameter, options)?, options, path.as_ref())
+    write(
+        to_proto(graph, &mut floats(parameter), options)?,
+        options,
+        path.as_ref(),
+    )
+}
+
+/// Writes an imported model again, like [`export`]. Its parameters keep their values, also integers of 32 bits.
+///
+/// # Errors
+/// The errors of [`export`].
+pub fn export_import(import: &crate::Import, options: &ExportOptions, path: impl AsRef<Path>) -> Result<()> {
+    let find = |name: &str| import.parameters.iter().find(|parameter| parameter.name == name);
+    let mut parameter = |name: &str| Some(crate::Tensor::clone(&find(name)?.tensor));
+    write(
+        to_proto(&import.graph, &mut parameter, options)?,
+        options,
+        path.as_ref(),
+    )
+}
+
+/// Returns a function that makes tensors of the numbers of parameters.
+pub(crate) fn floats<'p>(
+    parameter: &'p mut dyn FnMut(&str) -> Option<Vec<f32>>,
+) -> impl FnMut(&str) -> Option<crate::Tensor> + 'p {
+    |name| parameter(name).map(|data| crate::Tensor::f32(&[data.len()], data))
 }
 
 /// Writes a model to a file, and its weights to a second file if they are large.
@@ -164,7 +189,7 @@ fn remove_others(path: &Path, current: Option<&str>) {
 /// Creates the protobuf message of a graph.
 pub(crate) fn to_proto(
     graph: &Graph,
-    parameter: &mut dyn FnMut(&str) -> Option<Vec<f32>>,
+    parameter: &mut dyn FnMut(&str) -> Option<crate::Tensor>,
     options: &ExportOptions,
 ) -> Result<ModelProto> {
     let graph = &meganeura_compiler::optimize::for_inference(graph)?;
@@ -186,14 +211,14 @@ pub(crate) fn to_proto(
                 names.insert(id.into(), name);
             }
             NodeKind::Parameter { .. } => {
-                let data = parameter(&name).ok_or_else(|| Error::Input(format!("parameter `{name}` has no value")))?;
-                if data.len() != ty.numel() {
-                    let (found, wanted) = (data.len(), ty.numel());
+                let tensor =
+                    parameter(&name).ok_or_else(|| Error::Input(format!("parameter `{name}` has no value")))?;
+                if tensor.len() != ty.numel() {
+                    let (found, wanted) = (tensor.len(), ty.numel());
                     return Err(Error::Input(format!(
                         "parameter `{name}`: expected {wanted} elements, found {found}"
                     )));
                 }
-                let tensor = crate::Tensor::f32(ty.shape.dims(), data);
                 let element = element_of(ty.dtype);
                 let tensor = if element == tensor.element() {
                     tensor
@@ -205,7 +230,7 @@ pub(crate) fn to_proto(
             }
             NodeKind::State { fill } => {
                 let data = match parameter(&name) {
-                    Some(data) if data.len() == ty.numel() => crate::Tensor::f32(ty.shape.dims(), data).graph_bytes(),
+                    Some(tensor) if tensor.len() == ty.numel() => tensor.graph_bytes(),
                     _ => Ok(ConstantData::repeated(ty.dtype, (*fill).into(), ty.numel())
                         .bytes()
                         .to_vec()),

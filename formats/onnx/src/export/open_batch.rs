@@ -32,7 +32,7 @@ pub fn export_open_batch(
     path: impl AsRef<Path>,
 ) -> Result<()> {
     let [first, second] = SIZES;
-    let mut model = to_proto(&graph(first as usize)?, parameter, options)?;
+    let mut model = to_proto(&graph(first as usize)?, &mut super::floats(parameter), options)?;
     // Values of parameters do not matter here.
     let other = graph(second as usize)?;
     let sizes: HashMap<String, usize> = other
@@ -41,7 +41,7 @@ pub fn export_open_batch(
         .filter_map(|node| Some((node.name.as_deref()?.to_owned(), node.outputs.first()?.numel())))
         .collect();
     let mut zeros = |name: &str| sizes.get(name).map(|&size| vec![0.0; size]);
-    let other = to_proto(&other, &mut zeros, options)?;
+    let other = to_proto(&other, &mut super::floats(&mut zeros), options)?;
     open(&mut model, &other)?;
     write(model, options, path.as_ref())
 }

@@ -299,7 +299,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::export::{ExportOptions, to_proto};
+    use crate::export::{ExportOptions, floats, to_proto};
 
     /// Returns the number of nodes of each operator in the file of a graph.
     fn operators(graph: &Graph) -> BTreeMap<String, usize> {
@@ -307,7 +307,7 @@ mod tests {
             let id = graph.leaf_named(name)?;
             Some(vec![0.5; graph.shape(id).iter().product()])
         };
-        let proto = to_proto(graph, &mut values, &ExportOptions::default()).expect("exported");
+        let proto = to_proto(graph, &mut floats(&mut values), &ExportOptions::default()).expect("exported");
         let mut found = BTreeMap::new();
         for node in proto.graph.expect("a graph").node {
             *found.entry(node.op_type).or_default() += 1;
