@@ -111,7 +111,7 @@ pub use error::ModelError;
 pub use features::Features;
 pub use images::ImagePredictor;
 pub use influence::{FeatureGroup, Importance, PartialDependence, mean_and_deviation};
-pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions};
+pub use predictor::{Prediction, PredictionReport, Predictor, PredictorOptions, softmax};
 pub use task::{Preprocessing, Task};
 
 use crate::data::{RawTable, TableFormat, TableReadOptions, TableRows, TableSchema, TextEncoding, read_images};
@@ -388,7 +388,7 @@ impl Model {
     /// Builds a session for predictions of image files.
     ///
     /// # Errors
-    /// [`ModelError::Features`] for a model that takes no images; those of [`Model::predictor`].
+    /// [`ModelError::Features`] for a model of tables or arrays; the errors of [`Model::predictor`].
     pub fn image_predictor(&self, options: &PredictorOptions) -> Result<ImagePredictor, ModelError> {
         ImagePredictor::new(self, options)
     }

@@ -377,12 +377,18 @@ fn class_of(logits: &[f32]) -> Prediction {
             class = id;
         }
     }
+    let probabilities = softmax(logits);
+    Prediction::Class { class, probabilities }
+}
+
+/// Returns the probabilities of classes with these logits.
+pub fn softmax(logits: &[f32]) -> Vec<f64> {
     // Subtracting the largest logit keeps `exp` from overflowing.
-    let largest = f64::from(logits[class]);
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let mut probabilities: Vec<f64> = logits.iter().map(|&v| (f64::from(v) - largest).exp()).collect();
     let sum: f64 = probabilities.iter().sum();
     probabilities.iter_mut().for_each(|p| *p /= sum);
-    Prediction::Class { class, probabilities }
+    probabilities
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use meganeura::nn::data::{ChannelOrder, ImageFit, ImageLayout, ImageLoader, ImageTransform, image_files};
+use meganeura::nn::model::softmax;
 use meganeura::onnx::{
     Dim, Dims, ElementType, Import, ImportOptions, LabelKind, Model, Port, Runner, Tensor, TensorInfo,
 };
@@ -18,12 +19,13 @@ use serde_json::json;
 use super::{DeviceOptions, DimOptions, Result, arrays, failed};
 use crate::commands::Outcome;
 use crate::commands::predict::{best, printable};
+use crate::commands::train::image_size;
 use crate::output::{line, notice};
 
 /// Key of the metadata with the preprocessing of an exported model.
 pub(super) const TRANSFORM: &str = "image_transform";
 /// Key of the metadata with the names of classes.
-const CLASSES: &str = "classes";
+pub(super) const CLASSES: &str = "classes";
 /// Default number of images per step, if the model accepts any number.
 const BATCH: usize = 32;
 /// Default height and width, if the model accepts any size.
@@ -55,7 +57,7 @@ pub(super) struct ImageOptions {
     fit: Option<Fit>,
 
     /// Height and width, if the model accepts any size, such as 224 or 480x640 [default: 224]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = image_size)]
     image_size: Option<[usize; 2]>,
 
     /// Channels in the order blue, green, red
@@ -93,16 +95,6 @@ enum Fit {
     Stretch,
     /// Resize until the image fits, and fill the margins with grey
     Pad,
-}
-
-fn size(text: &str) -> std::result::Result<[usize; 2], String> {
-    let (height, width) = text.split_once('x').unwrap_or((text, text));
-    match (height.parse(), width.parse()) {
-        (Ok(height), Ok(width)) if height > 0 && width > 0 => Ok([height, width]),
-        _ => Err(format!(
-            "expected HEIGHTxWIDTH or one number, such as 224, found '{text}'"
-        )),
-    }
 }
 
 impl ImageOptions {
@@ -458,16 +450,13 @@ impl Classes {
 }
 
 /// Returns the probabilities of a row of a result, which contains probabilities or logits.
-fn probabilities(row: &[f32]) -> Vec<f64> {
-    let row: Vec<f64> = row.iter().copied().map(f64::from).collect();
+fn probabilities(logits: &[f32]) -> Vec<f64> {
+    let row: Vec<f64> = logits.iter().copied().map(f64::from).collect();
     let sum: f64 = row.iter().sum();
     if (sum - 1.0).abs() < 1e-2 && row.iter().all(|p| (0.0..=1.001).contains(p)) {
         return row;
     }
-    let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let exp: Vec<f64> = row.iter().map(|value| (value - largest).exp()).collect();
-    let sum: f64 = exp.iter().sum();
-    exp.iter().map(|value| value / sum).collect()
+    softmax(logits)
 }
 
 #[cfg(test)]
@@ -479,14 +468,5 @@ mod tests {
         assert_eq!(probabilities(&[0.25, 0.75]), [0.25, 0.75]);
         let found = probabilities(&[1.0, 2.0]);
         assert!((found[1] - 1.0 / (1.0 + (-1.0_f64).exp())).abs() < 1e-12, "{found:?}");
-    }
-
-    #[test]
-    fn sizes_as_text() {
-        assert_eq!(size("224"), Ok([224, 224]));
-        assert_eq!(size("480x640"), Ok([480, 640]));
-        for wrong in ["0", "x", "3x", "-1x4"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -199,7 +199,8 @@ enum Scale {
     All,
 }
 
-fn image_size(text: &str) -> std::result::Result<[usize; 2], String> {
+/// Reads height and width of images: one number, or `HEIGHTxWIDTH`.
+pub(crate) fn image_size(text: &str) -> std::result::Result<[usize; 2], String> {
     let number = |part: &str| part.trim().parse::<usize>().ok().filter(|&n| n > 0);
     let size = match text.split_once(['x', 'X']) {
         Some((height, width)) => number(height).zip(number(width)),
@@ -571,5 +572,19 @@ fn shaped(data: Dataset, model: Model, keep_shape: bool) -> Result<Dataset> {
             model.name()
         )
         .into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::image_size;
+
+    #[test]
+    fn sizes_as_text() {
+        assert_eq!(image_size("224"), Ok([224, 224]));
+        assert_eq!(image_size("480x640"), Ok([480, 640]));
+        for wrong in ["0", "x", "3x", "-1x4"] {
+            assert!(image_size(wrong).is_err(), "{wrong}");
+        }
     }
 }
