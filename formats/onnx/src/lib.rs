@@ -44,7 +44,7 @@ mod tests;
 pub use document::markdown;
 pub use element::ElementType;
 pub use error::{Error, Issue, IssueKind, Result};
-pub use export::{ExportOptions, export, export_import, export_open_batch};
+pub use export::{ExportOptions, export, export_open_batch, export_tensors};
 pub use import::{
     Call, Guard, GuardKind, Import, ImportOptions, LabelKind, Operand, OutputLabels, Parameter, TensorInfo,
 };

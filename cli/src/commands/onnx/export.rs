@@ -11,7 +11,7 @@ use meganeura::onnx::{self, ExportOptions};
 
 use serde_json::json;
 
-use super::images::TRANSFORM;
+use super::images::{CLASSES, TRANSFORM};
 use super::{DimOptions, Result, failed};
 use crate::commands::Outcome;
 use crate::output::line;
@@ -125,7 +125,7 @@ fn metadata(model: &model::Model) -> Vec<(String, String)> {
     match model.task() {
         Task::Classification { classes, target } => {
             add("target", std::slice::from_ref(target));
-            add("classes", classes);
+            add(CLASSES, classes);
         }
         Task::Regression { targets, .. } => add("target", targets),
         _ => {}
@@ -140,9 +140,15 @@ fn file(args: &Args) -> Result<()> {
     let model = onnx::Model::open(&args.model)?;
     args.dims.check(&model)?;
     let import = model.import(&args.dims.import_options(&model)?)?;
+    let values: HashMap<&str, &onnx::Tensor> = import
+        .parameters
+        .iter()
+        .map(|p| (p.name.as_str(), &*p.tensor))
+        .collect();
     let options = ExportOptions {
         outputs: import.outputs.iter().map(|o| o.name.clone()).collect(),
         ..ExportOptions::default()
     };
-    Ok(onnx::export_import(&import, &options, &args.out)?)
+    let mut value = |name: &str| values.get(name).map(|&tensor| tensor.clone());
+    Ok(onnx::export_tensors(&import.graph, &mut value, &options, &args.out)?)
 }

@@ -193,20 +193,26 @@ impl OnnxModel {
         let logits = import.logits(&mut graph, scaled)?;
         let probabilities = graph.softmax(logits, -1);
         graph.set_outputs(vec![probabilities]);
-        let mut values: HashMap<String, Vec<f32>> = HashMap::new();
+        let mut values: HashMap<String, onnx::Tensor> = HashMap::new();
         for parameter in &import.parameters {
-            // Parameters that rewriting removed from the plan are unchanged.
-            let trained = trainer.session_mut().try_read_parameter(&parameter.name);
-            values.insert(
-                parameter.name.clone(),
-                trained.unwrap_or_else(|_| parameter.tensor.to_f32()),
-            );
+            let tensor = &parameter.tensor;
+            // Integers, such as weights of 8 bits, are not trained.
+            let trained = tensor
+                .element()
+                .is_float()
+                .then(|| trainer.session_mut().try_read_parameter(&parameter.name));
+            let value = match trained {
+                Some(Ok(trained)) => onnx::Tensor::f32(tensor.dims(), trained),
+                // Parameters that rewriting removed from the plan are unchanged, too.
+                _ => onnx::Tensor::clone(tensor),
+            };
+            values.insert(parameter.name.clone(), value);
         }
         let options = ExportOptions {
             outputs: vec!["probabilities".into()],
             ..ExportOptions::default()
         };
-        Ok(onnx::export(
+        Ok(onnx::export_tensors(
             &graph,
             &mut |name| values.get(name).cloned(),
             &options,

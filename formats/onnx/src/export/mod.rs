@@ -82,25 +82,20 @@ pub fn export(
     options: &ExportOptions,
     path: impl AsRef<Path>,
 ) -> Result<()> {
-    write(
-        to_proto(graph, &mut floats(parameter), options)?,
-        options,
-        path.as_ref(),
-    )
+    export_tensors(graph, &mut floats(parameter), options, path)
 }
 
-/// Writes an imported model again, like [`export`]. Its parameters keep their values, also integers of 32 bits.
+/// Writes a file like [`export`], with tensors as the values of parameters. Unlike `f32`, they represent all integers of 32 bits.
 ///
 /// # Errors
 /// The errors of [`export`].
-pub fn export_import(import: &crate::Import, options: &ExportOptions, path: impl AsRef<Path>) -> Result<()> {
-    let find = |name: &str| import.parameters.iter().find(|parameter| parameter.name == name);
-    let mut parameter = |name: &str| Some(crate::Tensor::clone(&find(name)?.tensor));
-    write(
-        to_proto(&import.graph, &mut parameter, options)?,
-        options,
-        path.as_ref(),
-    )
+pub fn export_tensors(
+    graph: &Graph,
+    parameter: &mut dyn FnMut(&str) -> Option<crate::Tensor>,
+    options: &ExportOptions,
+    path: impl AsRef<Path>,
+) -> Result<()> {
+    write(to_proto(graph, parameter, options)?, options, path.as_ref())
 }
 
 /// Returns a function that makes tensors of the numbers of parameters.
