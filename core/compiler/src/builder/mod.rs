@@ -391,15 +391,19 @@ impl ResolvedBuild {
         let precision = Precision::resolve(rewrite.precision, self.mode, &**device);
         let (optimized, mut report) = prepare(graph, self.mode, device, rewrite, self.optimizer.as_ref())?;
         let lower = tracing::debug_span!("compile").entered();
-        let mut plan = compile_at(&optimized, &**device, precision)?;
-        plan.loss_scaling = rewrite.loss_scaling(self.mode);
-        drop(lower);
         let capabilities = device.capabilities();
+        let compile = |prepares: bool| {
+            let mut plan = compile_at(&optimized, &**device, precision)?;
+            plan.loss_scaling = rewrite.loss_scaling(self.mode);
+            if !prepares {
+                plan = plan.without_prepare();
+                plan.place_buffers(capabilities.max_buffer_bytes)?;
+            }
+            Ok::<_, Error>(plan)
+        };
         // Prepared values take memory that a budget may not have.
-        if !rewrite.prepare || rewrite.memory_budget.is_some() {
-            plan = plan.without_prepare();
-            plan.place_buffers(capabilities.max_buffer_bytes)?;
-        }
+        let mut plan = compile(rewrite.prepare && rewrite.memory_budget.is_none())?;
+        drop(lower);
         let finish = |plan: &mut ExecutionPlan| match &self.optimizer {
             Some(optimizer) => attach(plan, optimizer, &**device),
             None => plan.place_buffers(capabilities.max_buffer_bytes),
@@ -411,9 +415,12 @@ impl ResolvedBuild {
             attach(&mut plan, optimizer, &**device)?;
         }
         if rewrite.memory_budget.is_none()
-            && let Some(fitting) = self.fitted_to_device(&plan, &optimized, precision, &finish)?
+            && let Some(memory) = capabilities.memory_bytes.filter(|_| self.mode == Mode::Training)
         {
-            plan = fitting;
+            let room = memory.saturating_sub(device.workspace_bytes(&plan)?);
+            if plan.memory_forecast().planned as u64 > room {
+                plan = fitted_to_device(plan, &compile(false)?, room, device, &finish)?;
+            }
         }
         plan.build_key = self.key();
         let fallback_dispatches = device.fallback_dispatches(&plan).into_iter();
@@ -424,43 +431,26 @@ impl ResolvedBuild {
     }
 }
 
-impl ResolvedBuild {
-    /// Returns a plan that computes activations of a training step again, if this one does not fit into the memory of the device.
-    /// Returns `None` if it fits, and if it cannot be made to fit: opening it reports the memory that is missing.
-    fn fitted_to_device(
-        &self,
-        plan: &ExecutionPlan,
-        optimized: &Graph,
-        precision: Precision,
-        finish: &dyn Fn(&mut ExecutionPlan) -> Result<()>,
-    ) -> Result<Option<ExecutionPlan>> {
-        let Some(memory) = self
-            .device
-            .capabilities()
-            .memory_bytes
-            .filter(|_| self.mode == Mode::Training)
-        else {
-            return Ok(None);
-        };
-        let room = memory.saturating_sub(self.device.workspace_bytes(plan)?);
-        let planned = plan.memory_forecast().planned as u64;
-        if planned <= room {
-            return Ok(None);
+/// Returns a plan of a training step that computes activations again to fit into `room` bytes. Returns `large`, the usual plan, if that
+/// is not possible: opening it reports the memory that is missing. `plain` has no update, and no prepared values.
+fn fitted_to_device(
+    large: ExecutionPlan,
+    plain: &ExecutionPlan,
+    room: u64,
+    device: &Arc<dyn Device>,
+    finish: &dyn Fn(&mut ExecutionPlan) -> Result<()>,
+) -> Result<ExecutionPlan> {
+    let budget = MemoryBudget::Bytes((room as f64 * DEVICE_SHARE) as u64);
+    match fit_to_budget(plain, &budget, device, None, finish) {
+        Ok(fitting) => {
+            let planned = large.memory_forecast().planned;
+            log::warn!(
+                "a training step needs {planned} bytes, and the device has {room}: activations are computed again"
+            );
+            Ok(fitting)
         }
-        let mut plain = compile_at(optimized, &*self.device, precision)?.without_prepare();
-        plain.loss_scaling = plan.loss_scaling;
-        plain.place_buffers(self.device.capabilities().max_buffer_bytes)?;
-        let budget = MemoryBudget::Bytes((room as f64 * DEVICE_SHARE) as u64);
-        match fit_to_budget(&plain, &budget, &self.device, Some(memory), finish) {
-            Ok(fitting) => {
-                log::warn!(
-                    "a training step needs {planned} bytes, and the device has {room}: activations are computed again"
-                );
-                Ok(Some(fitting))
-            }
-            Err(Error::MemoryBudget { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        Err(Error::MemoryBudget { .. }) => Ok(large),
+        Err(error) => Err(error),
     }
 }
 
