@@ -126,21 +126,12 @@ impl Abandonment {
     }
 }
 
-/// Sets its [`Abandonment`] on drop.
-struct AbandonmentOnDrop(Abandonment);
+/// Calls a function on drop: the request that waits for some work was dropped, or has its result.
+struct OnDrop<F: FnMut()>(F);
 
-impl Drop for AbandonmentOnDrop {
+impl<F: FnMut()> Drop for OnDrop<F> {
     fn drop(&mut self) {
-        self.0.set();
-    }
-}
-
-/// Cancels the work of a request on drop.
-struct CancelOnDrop(Arc<TimeLimit>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.cancel();
+        (self.0)();
     }
 }
 
@@ -247,10 +238,11 @@ impl Preparation {
         work: &Arc<impl Fn() -> T + Send + Sync + 'static>,
     ) -> Result<(T, bool), NotPrepared> {
         let permit = self.texts[pool].permit(deadline, bytes).await?;
-        let limit = CancelOnDrop(Arc::new(limit));
-        let (of_work, work) = (limit.0.clone(), work.clone());
+        let limit = Arc::new(limit);
+        let _guard = OnDrop(|| limit.cancel());
+        let (of_work, work) = (limit.clone(), work.clone());
         let value = run(permit, deadline, move || of_work.run(|| work())).await?;
-        Ok((value, limit.0.is_exceeded()))
+        Ok((value, limit.is_exceeded()))
     }
 
     /// Runs `work`, which tries a schema or grammar of this size (0 to 2) and cost in another process. It should end soon once its argument
@@ -264,8 +256,9 @@ impl Preparation {
     ) -> Result<T, NotPrepared> {
         let permit = self.trials[size].permit(deadline, cost).await?;
         let abandoned = Abandonment::default();
-        let _guard = AbandonmentOnDrop(abandoned.clone());
-        run(permit, deadline, move || work(&abandoned)).await
+        let _guard = OnDrop(|| abandoned.set());
+        let of_work = abandoned.clone();
+        run(permit, deadline, move || work(&of_work)).await
     }
 
     /// Runs `work`, which compiles a schema or grammar of this size (0 to 2) and cost for `count` sequences, and returns its result with its
