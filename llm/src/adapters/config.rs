@@ -166,18 +166,20 @@ impl Settings {
         })
     }
 
-    /// Returns rank and scale of the adapter of a layer.
-    pub(super) fn of_layer(&self, layer: &str) -> (usize, f32) {
+    /// Returns rank and scale of the adapter of a weight, such as `model.layers.0.self_attn.q_proj.weight`.
+    pub(super) fn of_weight(&self, name: &str) -> (usize, f32) {
+        let layer = name.strip_suffix(".weight").unwrap_or(name);
         let rank = matching(&self.ranks, layer).unwrap_or(self.config.rank);
         let alpha = matching(&self.alphas, layer).unwrap_or(self.config.alpha);
         (rank, self.config.scale_of(rank, alpha))
     }
 
-    /// Returns settings that all adapters can have: the largest rank, and the scale of the file, unless it is 0.
-    pub(super) fn common<'l>(&self, layers: impl Iterator<Item = &'l str>) -> LoraConfig {
+    /// Returns settings that the adapters of all these weights can have: those of the file if all are equal, else the largest rank and a
+    /// scale of 1.
+    pub(super) fn common<'n>(&self, names: impl Iterator<Item = &'n String>) -> LoraConfig {
         let (mut rank, mut is_uniform) = (0, true);
-        for layer in layers {
-            let (own, scale) = self.of_layer(layer);
+        for name in names {
+            let (own, scale) = self.of_weight(name);
             rank = own.max(rank);
             is_uniform &= own == self.config.rank && scale == self.config.scale();
         }

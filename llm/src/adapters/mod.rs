@@ -98,8 +98,7 @@ impl Adapters {
             }
         }
         for (name, pair) in &pairs {
-            let layer = name.strip_suffix(".weight").unwrap_or(name);
-            let (rank, _) = settings.of_layer(layer);
+            let (rank, _) = settings.of_weight(name);
             if pair.a.shape[1] != rank
                 || pair.b.shape[0] != rank
                 || pair.a.values.is_empty()
@@ -116,9 +115,9 @@ impl Adapters {
                 ));
             }
         }
-        let config = settings.common(pairs.keys().filter_map(|name| name.strip_suffix(".weight")));
+        let config = settings.common(pairs.keys());
         for (name, pair) in &mut pairs {
-            let (_, scale) = settings.of_layer(name.strip_suffix(".weight").unwrap_or(name));
+            let (_, scale) = settings.of_weight(name);
             pair.make_uniform(scale, &config);
         }
         Ok(Adapters { path, config, pairs })
@@ -160,8 +159,7 @@ impl Adapters {
         }
     }
 
-    /// Adds an adapter to its weight, which is already transposed: `[inputs, outputs]`. Does
-    /// nothing for other tensors.
+    /// Merges an adapter into its weight `[inputs, outputs]`, the transpose of the stored one. Does nothing for other tensors.
     pub(crate) fn merge_into(&self, name: &str, weight: &mut [f32]) {
         if let Some(Pair { a, b, magnitude }) = self.pairs.get(name) {
             merge(weight, &a.values, &b.values, magnitude, &self.config);

@@ -75,18 +75,12 @@ impl Gguf {
             ));
         }
         let mut rope = json!({ "rope_type": "yarn", "factor": factor });
-        for (key, field) in [
-            ("original_context_length", "original_max_position_embeddings"),
-            ("yarn_beta_fast", "beta_fast"),
-            ("yarn_beta_slow", "beta_slow"),
-        ] {
-            let key = self.own(&format!("rope.scaling.{key}"))?;
-            let value = match field {
-                "original_max_position_embeddings" => self.count(&key)?.map(|value| json!(value)),
-                _ => self.float(&key)?.map(|value| json!(value)),
-            };
-            if let Some(value) = value {
-                rope[field] = value;
+        if let Some(context) = self.own_count("rope.scaling.original_context_length")? {
+            rope["original_max_position_embeddings"] = json!(context);
+        }
+        for field in ["beta_fast", "beta_slow"] {
+            if let Some(turns) = self.float(&self.own(&format!("rope.scaling.yarn_{field}"))?)? {
+                rope[field] = json!(turns);
             }
         }
         // llama.cpp multiplies its own factor of scores by the usual one.
