@@ -167,12 +167,12 @@ impl ImageTransform {
     /// [`DataError::ImageTransform`] for an invalid transform; [`DataError::Images`] for a file that is no image or damaged;
     /// [`DataError::Io`].
     pub fn read(&self, path: &Path) -> Result<Vec<u8>, DataError> {
+        self.check()?;
         self.read_with(path, 1)
     }
 
-    /// Reads a file while `threads` do the same, which share the free memory.
+    /// Reads a file by a checked transform while `threads` do the same, which share the free memory.
     pub(super) fn read_with(&self, path: &Path, threads: usize) -> Result<Vec<u8>, DataError> {
-        self.check()?;
         self.fitted(decode(path, threads)?)
             .map_err(|message| refuse(path, message))
     }
