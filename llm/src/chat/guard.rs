@@ -165,8 +165,8 @@ impl<'a> Guard<'a> {
         marked + &text[copied..]
     }
 
-    /// Returns the starts of the spellings that a text contains without the texts that the template removes: each of them alone, and
-    /// all of them in their order.
+    /// Returns the starts of spellings that appear when the template removes parts of a text. The template may remove one kind of part,
+    /// or all kinds in order.
     fn starts_after_removal(&self, text: &str, spellings: &AhoCorasick) -> Vec<usize> {
         let mut starts = Vec::new();
         if !self.removed.iter().any(|removed| text.contains(removed)) {

@@ -210,7 +210,7 @@ fn roles_are_those_of_the_template() {
         let error = text(&dropping, &messages).expect_err("refused");
         assert!(error.contains("ignores") && error.contains("'tool'"), "{error}");
     }
-    // A template that checks the order of roles, and a rendering whose client has left, after which nothing is known.
+    // A cancelled rendering does not decide whether a template writes a role. This template also checks the order of roles.
     let strict = jinja(
         "{% for m in messages %}{% if loop.index0 % 2 == 0 and m.role != 'user' %}{{ raise_exception('order') }}{% endif %}\
          {% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}",

@@ -86,8 +86,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 20, conflicts_with = "suite")]
     steps: u32,
 
-    /// Also print the model's share of the device's FLOP/s (MFU). The device's FLOP/s are those of a large matmul in the same
-    /// precision, which is measured first.
+    /// Also print the model-FLOPs utilization (MFU): the FLOP/s of the workload divided by the FLOP/s of a large matmul in the
+    /// same precision. The command measures this matmul first.
     #[arg(long, conflicts_with_all = ["suite", "curve"])]
     utilization: bool,
 

@@ -63,7 +63,7 @@ fn every_family_generates() {
     }
 }
 
-/// GGUF files of OLMo 3 have the architecture `olmo2`. Every fourth layer has YaRN, the others a window.
+/// GGUF files of OLMo 3 have the architecture `olmo2`. Every fourth layer uses YaRN; all other layers have a window.
 #[test]
 fn granite_and_olmo3_have_the_logits_and_texts_of_transformers() {
     for model in ["granite", "olmo3"] {

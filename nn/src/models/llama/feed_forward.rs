@@ -6,7 +6,7 @@ use meganeura_core::{Graph, Init, NodeId};
 use super::config::{LayerSet, LlamaConfig};
 use crate::layers::{Activation, ExpertLinear, Fault, Linear, LinearConfig, check_sizes, scoped};
 
-/// Rule by which a router chooses the experts of a token, and computes their shares.
+/// Rule of a router: it chooses experts for each token and computes their shares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Routing {
     /// Shares are the softmax of the router's logits. The experts with the largest shares are chosen.
