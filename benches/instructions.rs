@@ -133,6 +133,9 @@ fn instructions(phase: &str) -> Result<u64, Box<dyn Error>> {
         .arg(std::env::current_exe()?)
         .args([PHASE, phase])
         .env_remove("MEGANEURA_CONFIG")
+        // By default, glibc raises this threshold when memory is freed. Large allocations then come from freed memory, which has to be
+        // zeroed, so that a count depends on the work before it.
+        .env("MALLOC_MMAP_THRESHOLD_", "131072")
         .output()?;
     let told = String::from_utf8_lossy(&output.stderr);
     let count = told.lines().find_map(|line| line.split_once("Collected : "));
