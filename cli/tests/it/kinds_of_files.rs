@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::pictures::bmp;
+use super::pictures::{bmp, photos};
 use super::{meganeura, run};
 
 fn root(path: &str) -> PathBuf {
@@ -125,12 +125,7 @@ fn examples_of_other_kinds_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();
     let mut files = files(path);
-    for (class, colour) in [("rose", [200, 30, 40]), ("sky", [20, 60, 200])] {
-        fs::create_dir_all(path.join("photos").join(class)).expect("made");
-        for i in 0..10 {
-            bmp(&path.join(format!("photos/{class}/{i}.bmp")), colour, i);
-        }
-    }
+    photos(path, 10);
     train(path, "--csv table.csv --label kind --out table");
     train(path, "--images photos --image-size 8 --model mlp --out images");
     bmp(&path.join("one.bmp"), [200, 30, 40], 1);

@@ -86,16 +86,22 @@ pub(super) fn bmp(path: &Path, [red, green, blue]: [u8; 3], seed: usize) {
     fs::write(path, bytes).expect("writable");
 }
 
+/// Writes `photos/sky` and `photos/rose` into the folder, with `count` images in each.
+pub(super) fn photos(folder: &Path, count: usize) {
+    for (class, colour) in [("sky", [20, 60, 200]), ("rose", [200, 30, 40])] {
+        let class = folder.join("photos").join(class);
+        fs::create_dir_all(&class).expect("makes");
+        for i in 0..count {
+            bmp(&class.join(format!("{i}.bmp")), colour, i);
+        }
+    }
+}
+
 #[test]
 fn photos_in_folders_are_learned_and_files_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();
-    for (class, colour) in [("sky", [20, 60, 200]), ("rose", [200, 30, 40])] {
-        fs::create_dir_all(path.join("photos").join(class)).expect("makes");
-        for i in 0..30 {
-            bmp(&path.join(format!("photos/{class}/{i}.bmp")), colour, i);
-        }
-    }
+    photos(path, 30);
     let train = "train --images photos --image-size 8 --model cnn --epochs 10 --batch 8 --out p --device cpu";
     let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
     assert!(ok && out.contains("2 classes: rose, sky"), "{out}{err}");
@@ -174,12 +180,7 @@ fn classes(out: &str) -> Vec<&str> {
 fn an_exported_model_runs_on_image_files() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();
-    for (class, colour) in [("sky", [20, 60, 200]), ("rose", [200, 30, 40])] {
-        fs::create_dir_all(path.join("photos").join(class)).expect("makes");
-        for i in 0..12 {
-            bmp(&path.join(format!("photos/{class}/{i}.bmp")), colour, i);
-        }
-    }
+    photos(path, 12);
     fs::create_dir(path.join("all")).expect("makes");
     for i in 0..7 {
         bmp(

@@ -1,7 +1,7 @@
 //! Tests of runs and plans that are saved in files.
 
 use super::explain::explained;
-use super::pictures::bmp;
+use super::pictures::photos;
 use super::predict::{flowers, houses};
 use super::{meganeura, run};
 
@@ -61,12 +61,7 @@ fn runs_of_every_kind_go_on() {
     let path = folder.path();
     std::fs::write(path.join("flowers.csv"), flowers(81)).expect("writable");
     std::fs::write(path.join("houses.csv"), houses(240)).expect("writable");
-    for (class, colour) in [("sky", [20, 60, 200]), ("rose", [200, 30, 40])] {
-        std::fs::create_dir_all(path.join("photos").join(class)).expect("makes");
-        for i in 0..20 {
-            bmp(&path.join(format!("photos/{class}/{i}.bmp")), colour, i);
-        }
-    }
+    photos(path, 20);
     let ended = |args: &str| {
         let (output, out, err) = run(meganeura(&args.split(' ').collect::<Vec<_>>()).current_dir(path));
         assert!(output.status.success(), "{args}: {err}");
