@@ -174,8 +174,8 @@ impl Settings {
         (rank, self.config.scale_of(rank, alpha))
     }
 
-    /// Returns settings that the adapters of all these weights can have: those of the file if all are equal, else the largest rank and a
-    /// scale of 1.
+    /// Returns one configuration for the adapters of these weights. It is that of the file if no weight differs from it. Otherwise it
+    /// has the largest rank and a scale of 1.
     pub(super) fn common<'n>(&self, names: impl Iterator<Item = &'n String>) -> LoraConfig {
         let (mut rank, mut is_uniform) = (0, true);
         for name in names {
