@@ -53,6 +53,10 @@ install_debian() {
         { echo "cannot be installed: $*" && return 1; }
 }
 
+# The packages of the ONNX checks. Casts of floats beyond the range of an integer of 2 or 4 bits are undefined in ONNX, and
+# `ml_dtypes`, which computes the expected values, changed them in 0.7.
+onnx_packages=('onnx==1.23.2' 'onnxruntime==1.32.0' 'numpy==2.4.6' 'ml_dtypes==0.6.0')
+
 # Installs Python packages into the virtual environment NAME of the cache: install_python NAME PACKAGE...
 install_python() {
     local venv=$cache/$1
