@@ -42,6 +42,7 @@ mod files;
 pub mod generator;
 mod gguf;
 pub mod hub;
+pub mod large_stack;
 pub mod library;
 mod plans;
 mod pooling;

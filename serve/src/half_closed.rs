@@ -2,8 +2,8 @@
 //!
 //! TCP reports the same end of input for a client that has left and for one that only sends no more. A client that has left
 //! refuses the data that it receives. An interim response (`100 Continue`, RFC 9110, section 15.2.1) before each check
-//! therefore tells them apart. HTTP/1.0 has no interim responses: there, the keep-alive probes of TCP detect a client that has
-//! left, within about a minute.
+//! therefore tells them apart. HTTP/1.0 has no interim responses. There, a client whose input has ended for 1.5 s without an
+//! answer counts as one that has left.
 //!
 //! The HTTP layer does not read while it holds bytes after the request, such as a second request. Then [`client_left`] checks
 //! the socket itself.
@@ -29,6 +29,8 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// First and maximum pause between two checks; each pause is twice the previous one.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(2);
+/// Pause after which a client of HTTP/1.0 counts as left. All pauses up to it add up to about twice its length.
+const LONGEST_HTTP10_LOOK: Duration = Duration::from_millis(800);
 /// Pause between two checks whether the input has ended although the HTTP layer does not read.
 const CONNECTED_LOOK: Duration = Duration::from_millis(500);
 /// Length of the pause after which an incomplete body counts as cut off. All pauses up to it add up to about twice its
@@ -77,6 +79,9 @@ async fn client_left(stream: Arc<TcpStream>, activity: Activity, has_ended: Arc<
         if let Err(error) = probe(&stream, &activity) {
             return error;
         }
+        if pause >= LONGEST_HTTP10_LOOK && activity.cannot_probe() {
+            return io::ErrorKind::ConnectionAborted.into();
+        }
         // The first probe of a client that has left succeeds, and its system answers that the connection is gone.
         pause = if pause == CONNECTED_LOOK {
             FIRST_LOOK
@@ -114,9 +119,11 @@ impl AsyncRead for HalfClosed {
             let before = buf.filled().len();
             ready!(poll_read(&this.stream, cx, buf))?;
             let has_ended = buf.filled().len() == before && buf.remaining() > 0;
+            let has_looked = |longest| this.look.as_ref().is_some_and(|(_, pause)| *pause >= longest);
             let is_waiting = this.activity.has_request()
                 // A request whose body is complete is noted as such at once. After some time, the rest of a body is missing.
-                && !(this.activity.is_reading() && this.look.as_ref().is_some_and(|(_, pause)| *pause >= LONGEST_BODY_LOOK));
+                && !(this.activity.is_reading() && has_looked(LONGEST_BODY_LOOK))
+                && !(this.activity.cannot_probe() && has_looked(LONGEST_HTTP10_LOOK));
             if !has_ended || !is_waiting {
                 return Poll::Ready(Ok(()));
             }

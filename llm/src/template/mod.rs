@@ -14,6 +14,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State};
 
+use crate::large_stack::{self, RESERVE, STACK, StackError};
 use crate::processor_time::{ThreadTime, TimeLimit};
 
 /// Maximum bytes of the source; published models have at most some ten thousand.
@@ -38,8 +39,6 @@ const MAX_TIME: Duration = Duration::from_secs(1);
 const LIST: usize = 64;
 /// Maximum columns of a number in a format such as `%20s`.
 const MAX_COLUMNS: usize = 1000;
-/// Bytes of the stack.
-const STACK: usize = 256 << 20;
 
 /// Name of the template within its environment.
 const NAME: &str = "chat";
@@ -238,14 +237,11 @@ fn on_a_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Resul
         Some(limit) => limit.run(work),
         None => work(),
     };
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK);
-        let thread = thread.spawn_scoped(scope, work).map_err(|_| TemplateError::NoThread)?;
-        let result = thread
-            .join()
-            .unwrap_or_else(|_| Err("the template engine failed on it".into()));
-        result.map_err(TemplateError::Template)
-    })
+    match large_stack::run("template", RESERVE, work) {
+        Ok(result) => result.map_err(TemplateError::Template),
+        Err(StackError::NoThread) => Err(TemplateError::NoThread),
+        Err(StackError::Panicked) => Err(TemplateError::Template("the template engine failed on it".into())),
+    }
 }
 
 fn add_checked(environment: &mut Environment<'static>) {

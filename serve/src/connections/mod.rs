@@ -167,10 +167,19 @@ impl Activity {
         self.phase.load(Ordering::Relaxed) != IDLE
     }
 
+    /// Returns true if the client gets no answer yet, and does not understand interim responses.
+    pub(crate) fn cannot_probe(&self) -> bool {
+        !self.is_answering() && !self.takes_interim.load(Ordering::Relaxed)
+    }
+
     /// Returns true if an interim response may be sent now: no response is incomplete, and the client understands it.
     pub(crate) fn may_probe(&self) -> bool {
-        let is_answering = self.phase.load(Ordering::Relaxed) == ANSWERING || self.has_unsent.load(Ordering::Relaxed);
-        !is_answering && self.takes_interim.load(Ordering::Relaxed)
+        !self.is_answering() && self.takes_interim.load(Ordering::Relaxed)
+    }
+
+    /// Returns true from the start of a response until all of its bytes are passed to the operating system.
+    fn is_answering(&self) -> bool {
+        self.phase.load(Ordering::Relaxed) == ANSWERING || self.has_unsent.load(Ordering::Relaxed)
     }
 }
 
@@ -228,7 +237,7 @@ pub(crate) async fn serve(
         if let Err(error) = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER) {
             log::debug!("the send buffer of a connection has its default size: {error}");
         }
-        // Notices clients whose machine or connection is gone, and clients of HTTP/1.0 that have left.
+        // Notices clients whose machine or connection is gone.
         let keepalive = TcpKeepalive::new()
             .with_time(KEEP_ALIVE_TIME)
             .with_interval(KEEP_ALIVE_INTERVAL);
@@ -240,12 +249,18 @@ pub(crate) async fn serve(
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(limits.write_timeout));
         let router = router.clone();
+        let has_request_before = AtomicBool::new(false);
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
             let (mut router, activity) = (router.clone(), activity.clone());
             activity.phase.store(RECEIVING, Ordering::Relaxed);
             let takes_interim = request.version() >= hyper::Version::HTTP_11;
             activity.takes_interim.store(takes_interim, Ordering::Relaxed);
+            // Otherwise, a connection answers many pipelined requests in a row, while the tasks of other connections wait.
+            let yields = has_request_before.swap(true, Ordering::Relaxed);
             async move {
+                if yields {
+                    tokio::task::yield_now().await;
+                }
                 let mut request: axum::extract::Request = request.map(Body::new);
                 request.extensions_mut().insert(activity.clone());
                 let response = call(&mut router, request).await;

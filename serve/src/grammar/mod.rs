@@ -22,6 +22,7 @@ use masks::{FirstMask, GrammarConstraint};
 use meganeura_core::{Error, Result};
 use meganeura_llm::Tokenizer;
 use meganeura_llm::engine::Constraint;
+use meganeura_llm::large_stack::{self, RESERVE, STACK, StackError};
 use meganeura_llm::tokenizer::TokenBytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -101,7 +102,7 @@ impl PackedGrammar {
     /// # Errors
     /// [`Error::InvalidUse`] with the limit that it exceeds.
     pub(crate) fn check(&self) -> Result<()> {
-        on_large_stack(|| check::grammar(&self.unpacked()))
+        on_large_stack(RESERVE, || check::grammar(&self.unpacked()))
     }
 
     /// Estimates the time to compile the grammar, as the number of bytes of a usual schema that takes as long. A usual schema
@@ -131,9 +132,6 @@ pub(crate) struct Grammars {
     pool: Arc<MaskPool>,
     trials: Trials,
 }
-
-/// Stack size of a thread that compiles a grammar, in bytes.
-const STACK: usize = 256 << 20;
 
 impl Grammars {
     /// Creates the compiler for a model with `vocab` tokens; `ends` are the tokens that end texts. Masks are computed by `pool`.
@@ -202,7 +200,7 @@ impl Grammars {
     /// # Errors
     /// [`Error::InvalidUse`] with the error in the schema or grammar, or the limit that it exceeds; a model whose tokens are no text.
     pub(crate) fn compile(&self, grammar: &PackedGrammar, limits: &GrammarLimits) -> Result<Option<Compiled>> {
-        let compiled = on_large_stack(|| self.compile_here(&grammar.unpacked(), limits.first_mask))?;
+        let compiled = on_large_stack(RESERVE, || self.compile_here(&grammar.unpacked(), limits.first_mask))?;
         match &compiled {
             None => self.trials.remember_slow(grammar, limits),
             Some(compiled) => self.trials.watch(grammar, compiled.spent.clone()),
@@ -246,16 +244,15 @@ fn factory(words: &[Vec<u8>], end: u32) -> std::result::Result<ParserFactory, St
     Ok(factory)
 }
 
-/// Runs `work` on a thread with a stack for everything that the limits allow, because the checks and the compiler recurse.
-fn on_large_stack<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
-        let thread = thread.spawn_scoped(scope, work).map_err(|_| Error::HostMemory {
+/// Runs `work` on a thread with a stack for everything that the limits allow, because the checks and the compiler recurse. At least
+/// `reserve` bytes of the address space stay free.
+fn on_large_stack<T: Send>(reserve: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    large_stack::run("grammar", reserve, work).unwrap_or_else(|error| match error {
+        StackError::NoThread => Err(Error::HostMemory {
             what: "a thread that compiles the grammar".into(),
             bytes: STACK,
-        })?;
-        let panicked = || Error::misuse("the grammar cannot be compiled: the compiler failed on it", "");
-        thread.join().unwrap_or_else(|_| Err(panicked()))
+        }),
+        StackError::Panicked => Err(Error::misuse("the grammar cannot be compiled: the compiler failed on it", "")),
     })
 }
 

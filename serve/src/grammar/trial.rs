@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 
 use llguidance::ParserFactory;
 use meganeura_core::{Error, Result};
+use meganeura_llm::large_stack::{STACK, process_size};
 use serde::{Deserialize, Serialize};
 
 use super::check::too_large;
 use super::mask_pool::MaskTime;
-use super::{PackedGrammar, STACK, compile, factory, on_large_stack, refused};
+use super::{PackedGrammar, compile, factory, on_large_stack, refused};
 use crate::lock::lock;
 use crate::preparation::{Abandonment, GRAMMAR_LIMITS, GrammarLimits};
 
@@ -365,7 +366,8 @@ impl Drop for TrialProcess {
 /// # Errors
 /// Errors of the input; invalid tokens.
 pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static) -> std::io::Result<()> {
-    let begun = memory()?;
+    // Only Linux reports it, and only there memory is limited.
+    let begun = process_size().unwrap_or(1 << 30);
     limit_memory(begun, GRAMMAR_LIMITS[GRAMMAR_LIMITS.len() - 1].memory)?;
     let mut lines = BufReader::new(input).lines();
     let tokens: TrialTokens = serde_json::from_str(&lines.next().unwrap_or_else(|| Ok(String::new()))?)?;
@@ -380,7 +382,7 @@ pub fn check_grammars(input: impl Read, mut output: impl Write + Send + 'static)
                     // Without a limit, the trial only takes more memory.
                     let _ = limit_memory(begun, task.memory);
                     let grammar = task.grammar.unpacked();
-                    match on_large_stack(|| Ok(compile(&factory, &grammar).map(drop))) {
+                    match on_large_stack(0, || Ok(compile(&factory, &grammar).map(drop))) {
                         Ok(Ok(())) => Outcome::Compiled,
                         Ok(Err(error)) => Outcome::Refused(error),
                         Err(Error::HostMemory { .. }) => Outcome::NoThread,
@@ -407,17 +409,6 @@ fn print(output: &mut impl Write, outcome: &Outcome) -> std::io::Result<()> {
     let line = serde_json::to_string(outcome).map_err(std::io::Error::other)?;
     writeln!(output, "{line}")?;
     output.flush()
-}
-
-/// Returns the size of this process in bytes, which only Linux reports.
-fn memory() -> std::io::Result<u64> {
-    if !cfg!(target_os = "linux") {
-        return Ok(0);
-    }
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:"));
-    let kilobytes = size.and_then(|size| size.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-    Ok(kilobytes.unwrap_or(1 << 20) * 1024)
 }
 
 /// Limits the memory of this process to `more` bytes beyond the size `begun`, on Linux.
@@ -480,7 +471,7 @@ mod tests {
             let line = serde_json::to_string(&grammar.clone().packed()).expect("JSON");
             let sent: PackedGrammar = serde_json::from_str(&line).expect("a line");
             assert_eq!(sent.unpacked(), grammar);
-            let compiled = on_large_stack(|| compile(&factory, &grammar).map(drop).map_err(|e| refused(&e)));
+            let compiled = on_large_stack(0, || compile(&factory, &grammar).map(drop).map_err(|e| refused(&e)));
             assert_eq!(compiled.is_ok(), is_valid, "{line}: {compiled:?}");
         }
     }

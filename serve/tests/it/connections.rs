@@ -100,6 +100,30 @@ fn a_half_closed_client_that_leaves_later_is_noticed() {
 }
 
 #[test]
+fn a_client_of_http10_that_closes_its_side_is_soon_gone() {
+    let mut options = options();
+    options.engine.sequences = 1;
+    let server = TestServer::with(options);
+    let request = |max_tokens: usize, n: usize| {
+        let body = json!({"prompt": "a", "max_tokens": max_tokens, "ignore_eos": true, "n": n}).to_string();
+        let head = format!("POST /v1/completions HTTP/1.0\r\nContent-Length: {}\r\n\r\n", body.len());
+        head + &body
+    };
+    // A quick answer arrives.
+    let answer = String::from_utf8(server.raw(request(1, 1).as_bytes())).expect("text");
+    assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
+    for further in ["", "GET /health HTTP/1.0\r\n\r\n"] {
+        let mut stream = server.connect();
+        stream.write_all((request(120, 100) + further).as_bytes()).expect("sent");
+        while server.get("/health").json()["running"] == 0 {}
+        let start = Instant::now();
+        drop(stream);
+        until_idle(&server);
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+}
+
+#[test]
 fn a_client_that_leaves_behind_further_bytes_is_noticed() {
     let mut options = options();
     options.engine.sequences = 1;
