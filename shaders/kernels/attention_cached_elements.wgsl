@@ -19,6 +19,8 @@ const PAGED: bool = false;
 const TABLE_LEN: u32 = 32u;
 const BLOCK_ROWS: u32 = 16u;
 const BLOCKS: u32 = 64u;
+// True if each head has a sink: a further score, which has no value.
+const SINKS: bool = false;
 const GROUP: u32 = HEADS / KV_HEADS;
 const ROW: u32 = KV_HEADS * HEAD_DIM;
 // Exclusive upper bound of the number of cached keys before the queries.
@@ -33,6 +35,7 @@ var<storage, read> k: array<f32>;
 var<storage, read> v: array<f32>;
 var<storage, read> positions: array<u32>;
 var<storage, read> block_table: array<u32>;
+var<storage, read> sinks: array<f32>;
 var<storage, read_write> out: array<f32>;
 
 var<workgroup> query: array<f32, HEAD_DIM>;
@@ -58,6 +61,11 @@ fn load_position(sequence: u32) -> u32 {
 // An entry of the block table.
 fn load_block(index: u32) -> u32 {
     return block_table[index];
+}
+
+// The sink of a head.
+fn load_sink(head: u32) -> f32 {
+    return sinks[head];
 }
 
 fn store(index: u32, value: f32) {
@@ -158,6 +166,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
+    // @if SINKS
+    total += exp_f32(load_sink(head) - greatest);
+    // @end
     for (var part = 0u; part < THREAD_ELEMENTS; part += 1u) {
         let element = part * THREADS + local;
         if (element < HEAD_DIM) {

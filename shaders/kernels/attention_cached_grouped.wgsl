@@ -29,6 +29,8 @@ const BLOCKS: u32 = 64u;
 // True if attention_forward_coop.wgsl computes the tiles of TILE_ROWS queries whose queries belong to one sequence.
 const TILED: bool = false;
 const TILE_ROWS: u32 = 32u;
+// True if each head has a sink: a further score, which has no value.
+const SINKS: bool = false;
 // Query heads of a workgroup, a divisor of the query heads of a key-value head, and workgroups that share the keys.
 const TOGETHER: u32 = 4u;
 const WORKGROUPS: u32 = 2u;
@@ -65,6 +67,7 @@ var<storage, read> k: array<vec4<f32>>;
 var<storage, read> v: array<vec4<f32>>;
 var<storage, read> positions: array<u32>;
 var<storage, read> block_table: array<u32>;
+var<storage, read> sinks: array<f32>;
 var<storage, read> tiles: array<vec4<u32>>; // the first number is 1 if a tile is of one sequence
 var<storage, read_write> out: array<vec4<f32>>;
 // Partial results of the workgroups that share keys: sums of values; maximum score and sum of exponentials.
@@ -89,6 +92,9 @@ fn load_position(sequence: u32) -> u32 { return positions[sequence]; }
 
 // An entry of the block table.
 fn load_block(index: u32) -> u32 { return block_table[index]; }
+
+// The sink of a head.
+fn load_sink(head: u32) -> f32 { return sinks[head]; }
 
 fn store(start: u32, vector: u32, value: vec4<f32>) { out[start / 4u + vector] = value; }
 
@@ -273,6 +279,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     total = join_lanes(total, local, false);
     if (lane == 0u) {
+        // @if SINKS
+        total += exp_f32(load_sink(head + lane_query) - greatest);
+        // @end
         total_of[lane_query] = total;
         // @if WORKGROUPS > 1
         store_numbers(found + lane_query, greatest, total);

@@ -10,6 +10,8 @@ const QUERIES: u32 = 9u;
 const ROWS_Q: u32 = 1u;
 const HEADS: u32 = 9u;
 const HEAD_DIM: u32 = 64u;
+// True if each head has a sink: a further score, which has no value.
+const SINKS: bool = false;
 // Number of workgroups that share the keys of a query.
 const WORKGROUPS: u32 = 2u;
 const VECTORS: u32 = HEAD_DIM / 4u;
@@ -18,7 +20,13 @@ const THREADS: u32 = 256u;
 // Partial results of workgroups: sums of values; maximum score and sum of exponentials.
 var<storage, read> found_sums: array<vec4<f32>>;
 var<storage, read> found_numbers: array<f32>;
+var<storage, read> sinks: array<f32>;
 var<storage, read_write> out: array<vec4<f32>>;
+
+// The sink of a head.
+fn load_sink(head: u32) -> f32 {
+    return sinks[head];
+}
 
 fn store(start: u32, vector: u32, value: vec4<f32>) {
     out[start / 4u + vector] = value;
@@ -55,5 +63,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         total += weight * found_numbers[found * 2u + 1u];
         sum += weight * found_sums[found * VECTORS + vector];
     }
+    // @if SINKS
+    total += exp_f32(load_sink(head) - most);
+    // @end
     store(own, vector, sum / total);
 }

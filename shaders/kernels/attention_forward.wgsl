@@ -23,6 +23,8 @@ const HEAD_DIM: u32 = 64u;
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 const CACHED: bool = false;
+// True if each head has a sink: a further score, which has no value.
+const SINKS: bool = false;
 // Number of queries of a tile, and of vectors of a slab, which is a power of two up to 16.
 const ROWS: u32 = 16u;
 const SLAB: u32 = 16u;
@@ -63,6 +65,7 @@ var<storage, read> q: array<vec4<f32>>;
 var<storage, read> k: array<vec4<f32>>;
 var<storage, read> v: array<vec4<f32>>;
 var<storage, read> positions: array<u32>;
+var<storage, read> sinks: array<f32>;
 var<storage, read_write> out: array<vec4<f32>>;
 var<storage, read_write> lse: array<f32>;
 var<workgroup> pool: array<vec4<f32>, SHARED>;
@@ -74,6 +77,8 @@ fn load_q(start: u32, vector: u32) -> vec4<f32> { return q[start / 4u + vector];
 fn load_k(start: u32, vector: u32) -> vec4<f32> { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> vec4<f32> { return v[start / 4u + vector]; }
 fn load_position(batch: u32) -> u32 { return positions[batch]; }
+// The sink of a head.
+fn load_sink(head: u32) -> f32 { return sinks[head]; }
 // Store a vector of a result, and the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) { out[start / 4u + vector] = value; }
 fn store_lse(index: u32, value: f32) { lse[index] = value; }
@@ -272,7 +277,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @end
     }
     // If all scores are minus infinity, there are no numerators. Adjacent threads store adjacent elements.
-    let sum = join_row(sums, false, local);
+    var sum = join_row(sums, false, local);
+    // @if SINKS
+    sum += numerators(vec4<f32>(load_sink(head)) - greatest);
+    // @end
     let total = select(sum, vec4<f32>(from_bits(0x7fc00000u)), sum == vec4<f32>());
     workgroupBarrier();
     // @repeat j < MERGES, slab < SLABS

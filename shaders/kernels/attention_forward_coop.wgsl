@@ -32,6 +32,8 @@ const HEAD_DIM: u32 = 64u;
 const CAUSAL: bool = true;
 const WINDOW: u32 = 0u;
 const CACHED: bool = false;
+// True if each head has a sink: a further score, which has no value.
+const SINKS: bool = false;
 // True if the cache is paged: the table of each sequence has TABLE_LEN entries with indices of the BLOCKS blocks.
 const PAGED: bool = false;
 const TABLE_LEN: u32 = 32u; const BLOCK_ROWS: u32 = 16u; const BLOCKS: u32 = 64u;
@@ -76,6 +78,7 @@ var<storage, read> k: array<vec4<f32>>;
 var<storage, read> v: array<vec4<f32>>;
 var<storage, read> positions: array<u32>;
 var<storage, read> block_table: array<u32>;
+var<storage, read> sinks: array<f32>;
 // For each tile: 1 if its queries belong to one sequence, the smallest and the largest position, and the query with the
 // largest one.
 var<storage, read> tiles: array<vec4<u32>>;
@@ -94,6 +97,7 @@ fn load_k(start: u32, vector: u32) -> K { return k[start / 4u + vector]; }
 fn load_v(start: u32, vector: u32) -> V { return v[start / 4u + vector]; }
 fn load_position(batch: u32) -> u32 { return positions[batch]; }
 fn load_block(index: u32) -> u32 { return block_table[index]; }
+fn load_sink(head: u32) -> f32 { return sinks[head]; }
 // Store a vector of a result; the logarithm of the sum of exponentials of a query.
 fn store(start: u32, vector: u32, value: vec4<f32>) { out[start / 4u + vector] = value; }
 fn store_lse(index: u32, value: f32) { lse[index] = value; }
@@ -287,6 +291,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     var sum = 0.0;
     // @repeat i < ROW_THREADS
     sum += partial[i * ROWS + own_row];
+    // @end
+    // @if SINKS
+    sum += numerators(vec4<f32>(load_sink(head) - greatest)).x;
     // @end
     // If all scores are minus infinity, there are no numerators. Adjacent threads store adjacent elements.
     sum = select(sum, from_bits(0x7fc00000u), sum == 0.0);

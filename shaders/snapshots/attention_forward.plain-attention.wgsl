@@ -334,7 +334,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
     }
     // If all scores are minus infinity, there are no numerators. Adjacent threads store adjacent elements.
-    let sum = join_row(sums, false, local);
+    var sum = join_row(sums, false, local);
     let total = select(sum, vec4<f32>(from_bits(0x7fc00000u)), sum == vec4<f32>());
     workgroupBarrier();
     if (part >= (SLAB_GROUPS >> (0u + 1u)) && part < (SLAB_GROUPS >> 0u)) {

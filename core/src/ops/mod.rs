@@ -118,7 +118,7 @@ mod write;
 
 pub use operator::*;
 
-pub use attention::{AttentionDims, AttentionOptions, PagedDims, cache_scales};
+pub use attention::{AttentionDims, AttentionOptions, PagedDims, attention_sinks, cache_scales};
 pub use cache_write::CacheDims;
 pub use composite::{Composite, Decompose, graph_flops};
 pub use conv_transpose2d::ConvTranspose2dOptions;

@@ -92,6 +92,14 @@ impl Sample {
         self
     }
 
+    /// Adds sinks to a call of attention to a cache, as the last operand.
+    pub(super) fn with_sinks(mut self) -> Self {
+        self.label += ", sinks";
+        let heads = self.attrs.size("num_heads").unwrap_or(1);
+        self.inputs.push(SampleInput::range(&[heads], -2.0, 3.0));
+        self
+    }
+
     /// Inserts an operand after the first.
     pub(super) fn with_second(mut self, operand: SampleInput) -> Self {
         self.inputs.insert(1, operand);

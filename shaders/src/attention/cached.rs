@@ -16,7 +16,7 @@ use super::super::schedule::Schedule;
 use super::super::template::{KernelFile, Template};
 use super::caches;
 use super::coop::forward;
-use super::heads::{MAX_WIDTH, POSITIONS, Target, scale, store_body, window};
+use super::heads::{MAX_WIDTH, POSITIONS, Target, scale, store_body, window, with_sinks};
 
 /// Default number of threads that share a key. They read 64 adjacent bytes.
 const KEY_THREADS: usize = 4;
@@ -326,6 +326,7 @@ pub(super) fn by_vectors(
     }
     let groups = queries(&dims) / heads * workgroups;
     if workgroups == 1 {
+        template = with_sinks(template, &mut module);
         let stored = store_body(&mut module, &dims, Target::Output(0));
         return Ok(module.finish_template(template.body("store", stored), groups)?.into());
     }
@@ -355,6 +356,7 @@ fn join(cx: &CompileCx, dims: &AttentionDims, workgroups: usize) -> Result<Launc
     let template = sized(files::ATTENTION_CACHED_JOIN, dims)
         .sizes([("QUERIES", queries(dims)), ("WORKGROUPS", workgroups)])
         .body("store", store_body(&mut module, dims, Target::Output(0)));
+    let template = with_sinks(template, &mut module);
     module.finish_template_elements(template, queries(dims) * dims.head_dim / 4)
 }
 
@@ -367,5 +369,6 @@ pub(super) fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch,
         .returns("load_k", "", &caches::load(&mut module, 1, "index"))
         .returns("load_v", "", &caches::load(&mut module, 2, "index"))
         .body("store", module.store(0, "index", "value"));
+    let template = with_sinks(template, &mut module);
     module.finish_template(template, queries(&dims))
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use meganeura_core::DType;
-use meganeura_core::ops::AttentionDims;
+use meganeura_core::ops::{AttentionDims, attention_sinks};
 
 use super::super::kernel::CompileCx;
 use super::super::module::Module;
@@ -55,9 +55,21 @@ pub(super) fn over_cache(template: Template, module: &mut Module) -> Template {
         return template;
     };
     module.uses_faults();
-    template
+    let template = template
         .flag("CACHED", true)
-        .returns("load_position", "", &module.load(positions, "batch"))
+        .returns("load_position", "", &module.load(positions, "batch"));
+    with_sinks(template, module)
+}
+
+/// Adds the function that loads the sink of a head, if the call has sinks.
+pub(super) fn with_sinks(template: Template, module: &mut Module) -> Template {
+    match attention_sinks(module.cx().kernel.inputs) {
+        Some(sinks) => {
+            let sink = module.load(sinks, "head");
+            template.flag("SINKS", true).returns("load_sink", "", &sink)
+        }
+        None => template,
+    }
 }
 
 /// Returns the body of a function that loads a vector of four elements. `start` is the first element of the row, and

@@ -1,9 +1,9 @@
 //! Attention to the valid rows of a KV cache.
 
-use super::caches::{cache_scales, plain_caches};
+use super::caches::{attention_sinks, cache_scales, plain_caches};
 use super::{
     Attention, AttentionDims, AttentionOptions, NO_WINDOW, empty_results, flops, hide, join_heads, probabilities,
-    scaled_products, split_heads,
+    scaled_products, split_heads, split_sinks,
 };
 use crate::NodeId;
 use crate::dtype::DType;
@@ -23,14 +23,21 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     let &[q, _, _, positions, ..] = cx.inputs else {
         return Err("takes queries, cached keys, cached values and positions".into());
     };
-    let scales = cx.with_call(|call| Ok(cache_scales(call.inputs)))?;
+    let (scales, sinks) = cx.with_call(|call| Ok((cache_scales(call.inputs), attention_sinks(call.inputs))))?;
     let [k, v] = plain_caches(cx.graph, cx.inputs, scales, |_, cache| cache);
-    Ok(vec![attend(&mut *cx.graph, [q, k, v, positions], &dims, None)])
+    let sinks = sinks.map(|sinks| cx.inputs[sinks]);
+    Ok(vec![attend(&mut *cx.graph, [q, k, v, positions], &dims, None, sinks)])
 }
 
 /// Returns the attention of valid queries, cached keys, cached values and positions; `batch` and
 /// `rows_q` are not 0.
-pub(super) fn attend(g: &mut Graph, operands: [Value; 4], dims: &AttentionDims, softcap: Option<f32>) -> Value {
+pub(super) fn attend(
+    g: &mut Graph,
+    operands: [Value; 4],
+    dims: &AttentionDims,
+    softcap: Option<f32>,
+    sinks: Option<Value>,
+) -> Value {
     let &AttentionDims {
         batch, rows_q, rows_k, ..
     } = dims;
@@ -46,7 +53,8 @@ pub(super) fn attend(g: &mut Graph, operands: [Value; 4], dims: &AttentionDims, 
     let rows = g.constant_u32((0..rows_q).map(|i| i as u32).collect(), &[rows_q, 1]);
     let last = g.add(positions, rows);
     let scores = hide(g, products, last, dims);
-    let (p, _) = probabilities(g, scores);
+    let sinks = sinks.map(|sinks| split_sinks(g, sinks, dims));
+    let (p, _) = probabilities(g, scores, sinks);
     // Unwritten rows may contain NaN, which a probability of zero would not hide.
     let keys = g.constant_u32((0..rows_k).map(|j| j as u32).collect(), &[rows_k, 1]);
     let end = g.scalar_of(DType::U32, rows_q as f64);
@@ -69,14 +77,14 @@ impl Operator for CachedAttention {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements; or words and scales as core.quantized_cache_write has them, with the scales of keys and of values as further operands",
-            formula: "core.attention of row r to rows 0 .. position + r of the cache, with a window w to the last w of these; whatever later rows hold changes nothing. A position above capacity - rows is an error of the step",
+            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements; or words and scales as core.quantized_cache_write has them, with the scales of keys and of values as further operands; the last operand may be sinks [num_heads] in the queries' type",
+            formula: "core.attention of row r to rows 0 .. position + r of the cache, with a window w to the last w of these; whatever later rows hold changes nothing. A position above capacity - rows is an error of the step. With sinks, the softmax of head h has the further score sinks[h], whose value is 0",
             source: "Vaswani et al., 2017, with the cache of Pope et al., 2022",
         }
     }
 
     fn arity(&self) -> Arity {
-        Arity::Between(4, 6)
+        Arity::Between(4, 7)
     }
 
     fn attributes(&self) -> AttrDecls {
@@ -157,6 +165,14 @@ impl Operator for CachedAttention {
             call_of(&[], [1, 140], [4, 4, 80], 0).with_quantized_caches(),
             call_of(&[2], [rows, rows + more], [heads, kv, 64], 0).with_quantized_caches(),
         ]);
+        let with_sinks = [
+            call_of(&[], [1, 9], [4, 2, 4], 0),
+            call_of(&[2], [5, 33], [2, 2, 8], 4),
+            call_of(&[], [1, 20], [3, 1, 6], 1),
+            call_of(&[], [1, 140], [4, 4, 80], 0).with_quantized_caches(),
+            call_of(&[2], [rows, rows + more], [heads, kv, width], 0),
+        ];
+        samples.extend(with_sinks.map(Sample::with_sinks));
         samples
     }
 }
@@ -251,9 +267,10 @@ impl Graph {
             return self.report(op.name(), NO_WINDOW[0], NO_WINDOW[1]);
         }
         let attrs = options.mask(options.heads());
+        let operands = [operands, options.sinks.into_iter().collect()].concat();
         match options.softcap {
             None => self.call(OpRef::new(op), attrs, operands),
-            Some(cap) => self.capped(op, &attrs, &operands, cap),
+            Some(cap) => self.capped(op, &attrs, &operands, (cap, None)),
         }
     }
 }

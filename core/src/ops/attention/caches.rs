@@ -11,27 +11,44 @@ use crate::shape::TensorType;
 
 /// Indices of the operands with cached keys and with cached values.
 const CACHES: [usize; 2] = [1, 2];
+/// Index of the operand with positions.
+const POSITIONS: usize = 3;
 
 /// Returns the indices of the operands with the scales of keys and of values if a call of attention has quantized
-/// caches: the last two operands. Keys and values are then `u32` words.
+/// caches: the last two operands before the [sinks](attention_sinks). Keys and values are then `u32` words.
 pub fn cache_scales(inputs: &[TensorType]) -> Option<[usize; 2]> {
     let is_quantized = inputs.get(CACHES[0]).is_some_and(|keys| keys.dtype == DType::U32);
-    let first = inputs.len().checked_sub(CACHES.len())?;
+    let count = attention_sinks(inputs).unwrap_or(inputs.len());
+    let first = count.checked_sub(CACHES.len())?;
     (is_quantized && first > CACHES[1]).then_some([first, first + 1])
 }
 
+/// Returns the index of the operand with the sinks of a call of attention to a cache, if there is one: the last operand. It
+/// is the only one after the positions that has one axis and floating-point numbers.
+pub fn attention_sinks(inputs: &[TensorType]) -> Option<usize> {
+    let last = inputs.len().checked_sub(1).filter(|&last| last > POSITIONS)?;
+    let ty = &inputs[last];
+    (ty.dtype.is_float() && ty.shape.rank() == 1).then_some(last)
+}
+
 /// Returns the types of queries, keys and values. Quantized caches have the types of the dequantized numbers. `plain` is the
-/// number of operands without scales.
+/// number of operands without scales and sinks.
 pub(super) fn plain_types(call: &Call, plain: usize) -> Result<[TensorType; 3], String> {
-    let [q, k, v, rest @ ..] = call.inputs else {
+    let [q, k, v, ..] = call.inputs else {
         return Err("takes queries, cached keys and cached values".into());
     };
-    let given = rest.len() + 3;
+    let sinks = attention_sinks(call.inputs);
+    if let Some(sinks) = sinks {
+        expect_sinks(&call.inputs[sinks], q, call.attrs.size("num_heads")?)?;
+    }
+    let given = sinks.unwrap_or(call.inputs.len());
     let Some(scales) = cache_scales(call.inputs).filter(|_| given == plain + CACHES.len()) else {
         if given != plain {
             return Err(format!(
-                "takes {plain} operands, or {} if the cached keys and values are u32 words with scales, found {given}",
-                plain + CACHES.len()
+                "takes {plain} operands, or {} if the cached keys and values are u32 words with scales, and maybe the \
+                 sinks of all heads, found {}",
+                plain + CACHES.len(),
+                call.inputs.len()
             ));
         }
         expect_caches(call.inputs)?;
@@ -42,6 +59,17 @@ pub(super) fn plain_types(call: &Call, plain: usize) -> Result<[TensorType; 3], 
     }
     let numbers = |words: &TensorType, scales: usize| quantized(words, &call.inputs[scales]);
     Ok([q.clone(), numbers(k, scales[0])?, numbers(v, scales[1])?])
+}
+
+/// Checks the type of the sinks for queries of this type.
+pub(super) fn expect_sinks(sinks: &TensorType, q: &TensorType, heads: usize) -> Result<(), String> {
+    if sinks.dtype == q.dtype && sinks.shape.dims() == [heads] {
+        return Ok(());
+    }
+    Err(format!(
+        "the sinks have to be {}[{heads}], one for each query head, found {sinks}",
+        q.dtype
+    ))
 }
 
 /// Returns the type of the numbers in a quantized cache. Two scales of a row share a word, so that a row has an even

@@ -1,7 +1,7 @@
 //! Attention with a soft cap on the scores: compositions of other operators that replace the three
 //! attention operators.
 
-use super::caches::{cache_scales, plain_caches};
+use super::caches::{attention_sinks, cache_scales, plain_caches};
 use super::masked::Fault;
 use super::{AttentionDims, CachedAttention, PagedAttention, PagedDims, cached, masked, paged};
 use crate::NodeId;
@@ -23,10 +23,16 @@ pub(super) fn check_softcap(cap: f32) -> Result<(), Fault> {
 }
 
 impl Graph {
-    /// Builds a call of this attention operator with scores capped by `cap`. Rejects the same calls
-    /// as the operator.
+    /// Builds a call of this attention operator with scores capped by `cap`, and with the sinks of whole sequences; a call to a
+    /// cache has them among its operands. Rejects the same calls as the operator.
     #[track_caller]
-    pub(super) fn capped(&mut self, op: &dyn Operator, attrs: &Attrs, operands: &[Value], cap: f32) -> NodeId {
+    pub(super) fn capped(
+        &mut self,
+        op: &dyn Operator,
+        attrs: &Attrs,
+        operands: &[Value],
+        (cap, sinks): (f32, Option<Value>),
+    ) -> NodeId {
         let types: Option<Vec<TensorType>> = operands.iter().map(|&v| self.ty(v).cloned()).collect();
         let Some(types) = types else {
             // Errors of operands were reported before, or are reported here.
@@ -44,7 +50,10 @@ impl Graph {
             return self.report(op.name(), message, remedy);
         }
         match op.infer(&call).and_then(|_| OperandForm::of(op, &call)) {
-            Ok(form) => self.at_caller(|g| form.attend(g, operands, cap)),
+            Ok(form) => {
+                let sinks = sinks.or(attention_sinks(&types).map(|sinks| operands[sinks]));
+                self.at_caller(|g| form.attend(g, operands, cap, sinks))
+            }
             Err(message) => self.report(op.name(), message, "see `Graph::attention`"),
         }
     }
@@ -73,18 +82,18 @@ impl OperandForm {
     }
 
     /// Returns the attention to operands that were checked.
-    fn attend(self, g: &mut Graph, operands: &[Value], cap: f32) -> NodeId {
+    fn attend(self, g: &mut Graph, operands: &[Value], cap: f32, sinks: Option<Value>) -> NodeId {
         let (q, shape) = (operands[0], g.shape(operands[0]).to_vec());
         let out = match self {
             OperandForm::Whole(dims) => {
-                return masked::attend(g, [q, operands[1], operands[2]], None, &dims, Some(cap));
+                return masked::attend(g, [q, operands[1], operands[2]], None, &dims, Some(cap), sinks);
             }
             OperandForm::Cached(dims, _) | OperandForm::Paged(dims, _) if dims.batch == 0 || dims.rows_q == 0 => {
                 return g.full(g.dtype(q), 0.0, &shape);
             }
             OperandForm::Cached(dims, scales) => {
                 let [k, v] = plain_caches(g, operands, scales, |_, cache| cache);
-                cached::attend(g, [q, k, v, operands[3]], &dims, Some(cap))
+                cached::attend(g, [q, k, v, operands[3]], &dims, Some(cap), sinks)
             }
             OperandForm::Paged(dims, scales) => {
                 let sequences = paged::of_sequences(g, operands, scales, &dims);
@@ -93,7 +102,7 @@ impl OperandForm {
                     rows_q: 1,
                     ..dims
                 };
-                cached::attend(g, sequences, &one, Some(cap))
+                cached::attend(g, sequences, &one, Some(cap), sinks)
             }
         };
         g.reshape(out, &shape)

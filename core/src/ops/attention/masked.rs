@@ -45,7 +45,7 @@ impl Graph {
             return self.add(y, mask);
         };
         match sizes(&types, &mask_type, &options) {
-            Ok(dims) => self.at_caller(|g| attend(g, operands, Some(mask), &dims, options.softcap)),
+            Ok(dims) => self.at_caller(|g| attend(g, operands, Some(mask), &dims, options.softcap, options.sinks)),
             Err((message, remedy)) => self.report("masked_attention", message, remedy),
         }
     }
@@ -133,6 +133,7 @@ pub(super) fn attend(
     mask: Option<Value>,
     dims: &AttentionDims,
     softcap: Option<f32>,
+    sinks: Option<Value>,
 ) -> NodeId {
     let types: Vec<TensorType> = operands.iter().filter_map(|&v| g.ty(v).cloned()).collect();
     let (dtype, shape) = (types[0].dtype, types[0].shape.to_vec());
@@ -158,23 +159,36 @@ pub(super) fn attend(
             g.add(scores, mask)
         }
     };
-    let p = visible_softmax(g, scores);
+    let sinks = sinks.map(|sinks| {
+        let sinks = g.cast(sinks, DType::F32);
+        g.reshape(sinks, &[dims.heads, 1, 1])
+    });
+    let p = visible_softmax(g, scores, sinks);
     let p = g.reshape(p, &split);
     let y = g.matmul(p, v);
     let y = join_heads(g, y, &shape);
     g.cast(y, dtype)
 }
 
-/// Returns the softmax over the last axis, zeros where all of it is minus infinity.
-fn visible_softmax(g: &mut Graph, scores: NodeId) -> NodeId {
-    let max = g.max(scores, &[-1], true);
+/// Returns the softmax over the last axis, zeros where all of it is minus infinity. Sinks are further scores, which have no
+/// result.
+fn visible_softmax(g: &mut Graph, scores: NodeId, sinks: Option<NodeId>) -> NodeId {
+    let mut max = g.max(scores, &[-1], true);
+    if let Some(sinks) = sinks {
+        max = g.maximum(max, sinks);
+    }
     let lowest = g.scalar(LOWEST as f32);
     let max = g.maximum(max, lowest);
     // Softmax is invariant to a shift of all scores, so the shift needs no derivative.
     let max = g.stop_gradient(max);
     let shifted = g.sub(scores, max);
     let e = g.exp(shifted);
-    let sum = g.sum(e, &[-1], true);
+    let mut sum = g.sum(e, &[-1], true);
+    if let Some(sinks) = sinks {
+        let shifted = g.sub(sinks, max);
+        let further = g.exp(shifted);
+        sum = g.add(sum, further);
+    }
     let least = g.scalar(MIN_SUM as f32);
     let sum = g.maximum(sum, least);
     g.div(e, sum)

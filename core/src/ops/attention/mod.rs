@@ -9,8 +9,9 @@ mod masked;
 mod paged;
 
 pub(super) use cached::CachedAttention;
-pub use caches::cache_scales;
+use caches::expect_sinks;
 pub(super) use caches::quantized;
+pub use caches::{attention_sinks, cache_scales};
 pub use dims::AttentionDims;
 pub(super) use grad::AttentionGrad;
 pub(super) use paged::PagedAttention;
@@ -92,13 +93,26 @@ fn hide(g: &mut Graph, scores: NodeId, last: NodeId, dims: &AttentionDims) -> No
     g.select(past, shown, hidden)
 }
 
+/// Returns the sinks of all heads as scores of split heads, `[kv_heads, group, 1, 1]`.
+fn split_sinks(g: &mut Graph, sinks: Value, dims: &AttentionDims) -> NodeId {
+    g.reshape(sinks, &[dims.kv_heads, dims.group(), 1, 1])
+}
+
 /// Returns the softmax over the keys; and for each query the greatest score, and the sum of the exponentials relative
-/// to it.
-fn probabilities(g: &mut Graph, scores: NodeId) -> (NodeId, [NodeId; 2]) {
-    let max = g.max(scores, &[-1], true);
+/// to it. Sinks are further scores, which have no result.
+fn probabilities(g: &mut Graph, scores: NodeId, sinks: Option<NodeId>) -> (NodeId, [NodeId; 2]) {
+    let mut max = g.max(scores, &[-1], true);
+    if let Some(sinks) = sinks {
+        max = g.maximum(max, sinks);
+    }
     let shifted = g.sub(scores, max);
     let e = g.exp(shifted);
-    let sum = g.sum(e, &[-1], true);
+    let mut sum = g.sum(e, &[-1], true);
+    if let Some(sinks) = sinks {
+        let shifted = g.sub(sinks, max);
+        let further = g.exp(shifted);
+        sum = g.add(sum, further);
+    }
     (g.div(e, sum), [max, sum])
 }
 
@@ -118,7 +132,7 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     let k = split_heads(g, cx.inputs[1], dims.rows_k, &dims, 1);
     let v = split_heads(g, cx.inputs[2], dims.rows_k, &dims, 1);
     let scores = scores(g, q, k, &dims, None);
-    let (p, [max, sum]) = probabilities(g, scores);
+    let (p, [max, sum]) = probabilities(g, scores, None);
     let out = g.matmul(p, v);
     let out = join_heads(g, out, &cx.outputs[0].shape);
     let log = g.log(sum);
@@ -314,6 +328,10 @@ pub struct AttentionOptions {
     /// attention is computed by matmuls and a softmax, so memory grows with the number of scores,
     /// and there is no port 1.
     pub softcap: Option<f32>,
+    /// Attention sinks, `[num_heads]` in the type of the queries: the softmax of head `h` has the further score `sinks[h]`, whose value
+    /// is 0 (gpt-oss, OpenAI, 2025; after "StreamingLLM", Xiao et al., 2024). The scale and the cap do not apply to it. There is no
+    /// port 1 with sinks.
+    pub sinks: Option<Value>,
 }
 
 impl AttentionOptions {
@@ -327,6 +345,7 @@ impl AttentionOptions {
             window: None,
             scale: None,
             softcap: None,
+            sinks: None,
         }
     }
 
@@ -387,10 +406,42 @@ impl Graph {
         }
         let attrs = options.heads().with("causal", options.causal);
         let (attrs, operands) = (options.mask(attrs), vec![q.into(), k.into(), v.into()]);
-        match options.softcap {
-            None => self.call(OpRef::new(&Attention), attrs, operands),
-            Some(cap) => self.capped(&Attention, &attrs, &operands, cap),
+        match (options.softcap, options.sinks) {
+            (None, None) => self.call(OpRef::new(&Attention), attrs, operands),
+            (None, Some(sinks)) => {
+                let y = self.call(OpRef::new(&Attention), attrs, operands);
+                self.at_caller(|g| g.scaled_by_sinks(y, sinks, &options))
+            }
+            (Some(cap), sinks) => self.capped(&Attention, &attrs, &operands, (cap, sinks)),
         }
+    }
+
+    /// Applies sinks to a result of `core.attention`. With the log-sum-exp `l` of its scores, a query's result is multiplied by
+    /// `e^l / (e^l + e^sink) = sigmoid(l - sink)`.
+    #[track_caller]
+    fn scaled_by_sinks(&mut self, y: NodeId, sinks: Value, options: &AttentionOptions) -> NodeId {
+        let shape = self.shape(y).to_vec();
+        let types = (self.ty(y).cloned(), self.ty(sinks).cloned());
+        let ((Some(y_type), Some(sinks_type)), Some((_, rows))) = (types, shape.split_last()) else {
+            // The error was already reported.
+            return y;
+        };
+        let heads = options.num_heads as usize;
+        if let Err(message) = expect_sinks(&sinks_type, &y_type, heads) {
+            return self.report("core.attention", message, "see `AttentionOptions::sinks`");
+        }
+        let sinks = self.reshape(sinks, &[heads, 1]);
+        let difference = self.sub(self.port(y, 1), sinks);
+        let factor = self.sigmoid(difference);
+        // `[batch..., heads, rows]` becomes `[batch..., rows, heads, 1]`.
+        let rank = shape.len() as i32;
+        let mut axes: Vec<i32> = (0..rank - 2).collect();
+        axes.extend([rank - 1, rank - 2]);
+        let factor = self.permute(factor, &axes);
+        let factor = self.reshape(factor, &[rows, &[heads, 1]].concat());
+        let split = self.reshape(y, &[rows, &[heads, options.head_dim as usize]].concat());
+        let scaled = self.mul(split, factor);
+        self.reshape(scaled, &shape)
     }
 
     /// Computes [`Graph::attention`] in which each query sees the keys up to its own position:

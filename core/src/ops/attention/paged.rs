@@ -1,6 +1,6 @@
 //! Attention to keys and values in the blocks of a paged cache.
 
-use super::caches::{cache_scales, plain_caches, plain_types};
+use super::caches::{attention_sinks, cache_scales, plain_caches, plain_types};
 use super::dims::operand;
 use super::{Attention, AttentionDims, AttentionOptions, empty_results};
 use crate::NodeId;
@@ -94,10 +94,11 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     if dims.rows_q == 0 {
         return Ok(empty_results(cx));
     }
-    let scales = cx.with_call(|call| Ok(cache_scales(call.inputs)))?;
+    let (scales, sinks) = cx.with_call(|call| Ok((cache_scales(call.inputs), attention_sinks(call.inputs))))?;
     let g = &mut *cx.graph;
-    let operands = of_sequences(g, cx.inputs, scales, &dims);
-    let out = g.call(OpRef::new(&super::CachedAttention), cx.attrs.clone(), operands.to_vec());
+    let mut operands = of_sequences(g, cx.inputs, scales, &dims).to_vec();
+    operands.extend(sinks.map(|sinks| cx.inputs[sinks]));
+    let out = g.call(OpRef::new(&super::CachedAttention), cx.attrs.clone(), operands);
     Ok(vec![g.reshape(out, &cx.outputs[0].shape).into()])
 }
 
@@ -134,14 +135,14 @@ impl Operator for PagedAttention {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements; or words and scales as core.quantized_cache_write has them, with the scales of keys and of values as further operands",
-            formula: "core.attention of each row r to rows 0 .. positions[r] of its own sequence, with a window w to the last w of these; row j of the sequence is row j % block_rows of block block_table[r, j / block_rows]. A position beyond the table's rows sees all of them. Whatever other rows hold changes nothing. A block that is not there is an error of the step",
+            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements; or words and scales as core.quantized_cache_write has them, with the scales of keys and of values as further operands; the last operand may be sinks [num_heads] in the queries' type",
+            formula: "core.attention of each row r to rows 0 .. positions[r] of its own sequence, with a window w to the last w of these; row j of the sequence is row j % block_rows of block block_table[r, j / block_rows]. A position beyond the table's rows sees all of them. Whatever other rows hold changes nothing. A block that is not there is an error of the step. Sinks are as in core.cached_attention",
             source: "PagedAttention (Kwon et al., 2023)",
         }
     }
 
     fn arity(&self) -> Arity {
-        Arity::Between(5, 7)
+        Arity::Between(5, 8)
     }
 
     fn attributes(&self) -> AttrDecls {
@@ -205,7 +206,16 @@ impl Operator for PagedAttention {
         let quantized = quantized.map(|(rows, blocks, heads, window)| {
             call_of(DType::F32, rows, blocks, heads, window).with_quantized_caches()
         });
-        of(DType::F32).into_iter().chain(halves).chain(quantized).collect()
+        let with_sinks = [
+            call_of(DType::F32, [3, 4], [9, 16], [9, 3, 64], 0),
+            call_of(DType::F32, [20, 2], [4, 3], [3, 1, 6], 4),
+            call_of(DType::F16, [5, 3], [4, 5], [2, 2, 8], 6),
+            call_of(DType::F32, [2, 3], [4, 100], [4, 4, 80], 0).with_quantized_caches(),
+            call_of(DType::F32, [rows, len], [len + 2, block_rows], [heads, kv, width], 0),
+        ];
+        let with_sinks = with_sinks.map(Sample::with_sinks);
+        let all = of(DType::F32).into_iter().chain(halves).chain(quantized);
+        all.chain(with_sinks).collect()
     }
 }
 

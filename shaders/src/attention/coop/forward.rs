@@ -7,7 +7,7 @@ use super::super::super::kernel::{CompileCx, Compiled, Launch, Memory};
 use super::super::super::module::Module;
 use super::super::super::template::Template;
 use super::super::caches::rounded;
-use super::super::heads::{POSITIONS, Target, load_body_as_stored, over_cache, positions, store_body};
+use super::super::heads::{POSITIONS, Target, load_body_as_stored, over_cache, positions, store_body, with_sinks};
 use super::{CoopConfig, Subgroups, fitting, is_worth, sums_stride};
 
 /// Number of matrix tiles along the rows of a workgroup, and number of subgroups along the columns.
@@ -131,6 +131,7 @@ impl Tiling {
             .flag("CACHED", true)
             .flag("PAGED", true)
             .returns("load_position", "", &module.load(POSITIONS, "batch"));
+        let template = with_sinks(template, &mut module);
         self.finish(module, template)
     }
 

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use meganeura_core::ops::{AttentionDims, PagedDims};
+use meganeura_core::ops::{AttentionDims, PagedDims, attention_sinks};
 
 use super::caches::Cache;
 use super::paged::Paged;
@@ -54,6 +54,8 @@ struct Cached {
     /// Keys and values.
     caches: [Cache; 2],
     positions: View<u32>,
+    /// A further score of each head, which has no value.
+    sinks: Option<View<f32>>,
     out: View<f32>,
     /// Block table of a paged cache; `None` if the rows of a sequence are contiguous.
     paged: Option<Paged>,
@@ -148,6 +150,7 @@ fn compile_call(
         q: cx.input(0),
         caches: [0, 1].map(|which| Cache::of(cx, which)),
         positions: cx.input(3),
+        sinks: attention_sinks(cx.call().inputs).map(|sinks| cx.input(sinks)),
         out: cx.output(0),
         paged,
     };
@@ -530,10 +533,10 @@ impl Cached {
         unsafe { self.sequences(unit, cx, bring) };
     }
 
-    /// Writes the results of a unit: the sums of values divided by the sums of numerators.
+    /// Writes the results of a unit: the sums of values divided by the sums of numerators, to which a sink adds its own.
     ///
     /// # Safety
-    /// No other code may access these results meanwhile.
+    /// No other code may access these results meanwhile, or write the sinks.
     unsafe fn write(&self, unit: Unit, state: &State) {
         let queries = unit.kv_heads * self.dims.group() * unit.rows;
         let rows = state
@@ -545,6 +548,14 @@ impl Cached {
             let head = self.head(self.out, unit, query / unit.rows);
             // SAFETY: forwarded.
             let to = unsafe { head.get_mut(unit.first + query % unit.rows) };
+            let mut sum = *sum;
+            if let Some(sinks) = self.sinks {
+                let head = unit.kv_head * self.dims.group() + query / unit.rows;
+                // SAFETY: forwarded.
+                let sink = unsafe { sinks.all()[head] };
+                // Far above the scores, it is infinite, and the result is 0.
+                sum += (sink - state.greatest[query]).exp();
+            }
             let inverse = 1.0 / sum;
             for (to, &out) in to.iter_mut().zip(out) {
                 *to = out * inverse;
