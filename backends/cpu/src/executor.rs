@@ -180,9 +180,10 @@ impl Program {
             })
             .collect::<Result<Vec<_>>>()?;
         let fed = plan.host_indices();
+        let proven = plan.proven_indices();
         let reads = |i: usize| {
             let is_fed = fed.iter().any(|f| f.dispatch == i);
-            !is_fed && plan.dispatches[i].index_bound().is_some()
+            !is_fed && !proven.contains(&i) && plan.dispatches[i].index_bound().is_some()
         };
         Ok(Program {
             segments,

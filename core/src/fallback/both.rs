@@ -60,7 +60,8 @@ impl TwoDevicePlan {
         plan: &ExecutionPlan,
         owners: &[usize],
     ) -> Self {
-        let reads = |i: usize| plan.dispatches[i].index_bound().is_some();
+        let proven = plan.proven_indices();
+        let reads = |i: usize| !proven.contains(&i) && plan.dispatches[i].index_bound().is_some();
         let of = |device: usize| (0u32..).zip(owners).filter(move |(_, owner)| **owner == device);
         TwoDevicePlan {
             name: name.to_owned(),

@@ -49,6 +49,12 @@ impl Operator for Argmin {
         Argmax.infer(call)
     }
 
+    fn index_result(&self, call: &Call) -> Option<(usize, usize)> {
+        let shape = &call.inputs.first()?.shape;
+        let axis = shape.axis(call.attrs.int("axis").ok()?).ok()?;
+        Some((0, shape[axis]))
+    }
+
     fn gradient(&self) -> Gradient<'_> {
         Gradient::Zero
     }

@@ -327,6 +327,11 @@ pub trait Operator: Send + Sync + 'static {
         let _ = call;
         None
     }
+    /// Returns the port with indices, and their exclusive upper bound for any operands.
+    fn index_result(&self, call: &Call) -> Option<(usize, usize)> {
+        let _ = call;
+        None
+    }
     /// Returns the form to use in inference graphs.
     fn inference(&self) -> InferenceForm<'_> {
         InferenceForm::Same

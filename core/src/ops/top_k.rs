@@ -69,6 +69,12 @@ impl Operator for TopK {
         ])
     }
 
+    fn index_result(&self, call: &Call) -> Option<(usize, usize)> {
+        let shape = &call.inputs.first()?.shape;
+        let axis = shape.axis(call.attrs.int("axis").ok()?).ok()?;
+        Some((1, shape[axis]))
+    }
+
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
             let shape = Shape::new(cx.shape(cx.operand(0)))?;

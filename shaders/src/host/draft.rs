@@ -124,7 +124,9 @@ impl LaunchPlan {
             }
         }
         // The host validates indices of inputs before a step.
-        let host_validated: HashSet<usize> = plan.host_indices().iter().map(|f| f.dispatch).collect();
+        let mut host_validated: HashSet<usize> = plan.host_indices().iter().map(|f| f.dispatch).collect();
+        // These need no check at all.
+        host_validated.extend(plan.proven_indices());
         let f16_storage = match with.f16_storage {
             F16Storage::Chosen if with.coop.is_some_and(|config| config.use_f16_input) => {
                 f16_storage::choose(plan, &facts_of(plan, with)?)
