@@ -13,7 +13,7 @@ use crate::adapters::{ADAPTERS, MATRICES, PREFIX, merge};
 use crate::checkpoint::transposed;
 use crate::config::{Projections, text_architecture, text_part};
 use crate::files::{ADAPTER_CONFIG, damaged};
-use crate::tensors::layout::{FUSED, expert_name, to_mixtral};
+use crate::tensors::layout::{EXPERTS, FILTERS, FUSED, GPT_OSS_ROUTER, expert_name, to_lfm2, to_mixtral};
 
 /// Files that describe a checkpoint, in addition to its weights.
 const DESCRIPTIONS: [&str; 7] = [
@@ -78,15 +78,23 @@ impl Descriptions {
                 all.set(name, bytes);
             }
         }
-        all.keep_text_part(&folder.join(CONFIG_FILE))?;
+        all.adapt_config(&folder.join(CONFIG_FILE))?;
         Ok(all)
     }
 
-    fn keep_text_part(&mut self, path: &Path) -> Result<()> {
+    /// Replaces the configuration of a multimodal model by the one of its text part. Removes the description of packed
+    /// weights, because weights are saved in `f32`.
+    fn adapt_config(&mut self, path: &Path) -> Result<()> {
         let Some((_, bytes)) = self.0.iter().find(|(name, _)| *name == CONFIG_FILE) else {
             return Ok(());
         };
-        let whole: Value = serde_json::from_slice(bytes).map_err(|e| damaged(path, e))?;
+        let mut whole: Value = serde_json::from_slice(bytes).map_err(|e| damaged(path, e))?;
+        let packing = whole
+            .as_object_mut()
+            .and_then(|fields| fields.remove("quantization_config"));
+        if packing.is_some() {
+            self.set(CONFIG_FILE, format!("{whole:#}\n").into_bytes());
+        }
         if let Some(mut text) = text_part(whole)
             && let Some(architecture) = text_architecture(&text)
         {
@@ -158,14 +166,27 @@ pub fn save_weights(
     let mut weights = Weights::default();
     let all = parameters(session, |name| !name.contains(ADAPTERS));
     for (name, shape) in &all {
+        if projections == Projections::GptOss && name.contains(EXPERTS) {
+            add_experts_of_gpt_oss(&mut weights, session, (name, shape))?;
+            continue;
+        }
         let Some((fused, parts)) = fused(name).filter(|_| projections == Projections::Fused) else {
             let values = merged(session, name, shape, lora)?;
             let named = |name: String| match projections {
                 Projections::Mixtral => to_mixtral(&name).unwrap_or(name),
                 Projections::Separate | Projections::Fused => name,
+                Projections::Lfm2 => to_lfm2(&name),
+                Projections::GptOss => {
+                    let [own, usual] = GPT_OSS_ROUTER;
+                    name.replace(usual, own)
+                }
             };
             let &[_, rows, columns] = shape.as_slice() else {
-                weights.insert(named(name.clone()), stored(name, shape, &values)?);
+                let weight = match shape.as_slice() {
+                    &[taps, features] if name.ends_with(FILTERS) => filters([taps, features], &values)?,
+                    _ => stored(name, shape, &values)?,
+                };
+                weights.insert(named(name.clone()), weight);
                 continue;
             };
             // One matrix per expert.
@@ -193,6 +214,40 @@ pub fn save_weights(
         weights.insert(fused.clone(), stored(&fused, &shape, &values)?);
     }
     weights.write(folder.join(WEIGHTS))
+}
+
+/// Adds a parameter of experts in the layout of gpt-oss: matrices are transposed, and the columns of gates and up-projections
+/// alternate. Up-projections are added together with their gates.
+fn add_experts_of_gpt_oss(weights: &mut Weights, session: &mut Session, (name, shape): (&str, &[usize])) -> Result<()> {
+    let (module, kind) = name.rsplit_once('.').unwrap_or((name, ""));
+    let (layer, module) = module.rsplit_once('.').unwrap_or(("", module));
+    let (stored, parts) = match module {
+        "gate_proj" => ("gate_up_proj", vec![name.to_owned(), format!("{layer}.up_proj.{kind}")]),
+        "down_proj" => ("down_proj", vec![name.to_owned()]),
+        _ => return Ok(()),
+    };
+    let parts: Vec<Vec<f32>> = parts.iter().map(|part| read(session, part)).collect::<Result<_>>()?;
+    let (name, columns, inputs) = match *shape {
+        [_, columns, inputs] => (format!("{layer}.{stored}"), columns, inputs),
+        [.., columns] => (format!("{layer}.{stored}_bias"), columns, 1),
+        [] => return Ok(()),
+    };
+    let (experts, count) = (shape[0], parts.len());
+    let mut values = vec![0.0; experts * inputs * columns * count];
+    for (part, numbers) in parts.iter().enumerate() {
+        for (row, numbers) in numbers.chunks_exact(inputs.max(1)).enumerate() {
+            let (expert, column) = (row / columns, row % columns);
+            for (input, &number) in numbers.iter().enumerate() {
+                values[((expert * inputs + input) * columns + column) * count + part] = number;
+            }
+        }
+    }
+    let shape = match shape.len() {
+        3 => vec![experts, inputs, columns * count],
+        _ => vec![experts, columns * count],
+    };
+    weights.insert(name, Weight::f32(&shape, &values)?);
+    Ok(())
 }
 
 /// Reads the numbers of a parameter in their saved form.
@@ -378,6 +433,13 @@ fn stored(name: &str, shape: &[usize], values: &[f32]) -> Result<Weight> {
         None => weight,
         Some(_) => weight.try_transposed()?.unwrap_or(weight),
     })
+}
+
+/// Converts filters `[taps, features]` to the layout of checkpoints, `[features, 1, taps]`.
+fn filters([taps, features]: [usize; 2], values: &[f32]) -> Result<Weight> {
+    let of_feature = |feature: usize| (0..taps).map(move |tap| values[tap * features + feature]);
+    let values: Vec<f32> = (0..features).flat_map(of_feature).collect();
+    Weight::f32(&[features, 1, taps], &values)
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<()> {

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -75,6 +75,19 @@ def longrope(original):
         },
         "original_max_position_embeddings": original,
         "tie_word_embeddings": True,
+        "pad_token_id": None,
+    }
+
+
+def gpt_oss(hidden, limit, chosen):
+    return {
+        "head_dim": 8,
+        "intermediate_size": hidden,
+        "num_local_experts": 4,
+        "num_experts_per_tok": chosen,
+        "sliding_window": 8,
+        "swiglu_limit": limit,
+        "rope_parameters": yarn(factor=8.0, truncate=False),
         "pad_token_id": None,
     }
 
@@ -257,6 +270,21 @@ MODELS = {
         torch.bfloat16,
         None,
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "intermediate_size": 72,
+            "block_multiple_of": 16,
+            "pad_token_id": None,
+        },
+        torch.bfloat16,
+        None,
+    ),
+    "gpt_oss": ("GptOss", gpt_oss(24, 1.5, 2), torch.bfloat16, None),
+    # Tokens use all experts: otherwise, rounding of other matrices changes the choice of experts.
+    "gpt_oss_mxfp4": ("GptOss", gpt_oss(32, 7.0, 4), torch.bfloat16, None),
 }
 
 
@@ -273,6 +301,38 @@ def train_tokenizer():
     )
 
 
+MATRICES_OF_EXPERTS = ("experts.gate_up_proj", "experts.down_proj")
+# The magnitudes of numbers in E2M1 (OCP Microscaling Formats, 2023, section 5.3.3).
+E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def mxfp4(matrices):
+    """Blocks, scales and rounded numbers of matrices [experts, outputs, inputs], in the layout of gpt-oss's checkpoints."""
+    blocks = matrices.reshape(*matrices.shape[:-1], -1, 32)
+    exponents = blocks.abs().amax(-1).clamp(min=2.0**-100).log2().floor() - 2
+    scaled = blocks / 2.0 ** exponents[..., None]
+    indices = (scaled.abs()[..., None] - E2M1).abs().argmin(-1)
+    numbers = (E2M1[indices].copysign(scaled) * 2.0 ** exponents[..., None]).reshape(matrices.shape)
+    indices = (indices + 8 * (scaled < 0)).to(torch.uint8)
+    packed = indices[..., 0::2] | indices[..., 1::2] << 4
+    return packed, (exponents + 127).to(torch.uint8), numbers
+
+
+def pack_experts(folder):
+    """Replaces the matrices of experts by blocks of MXFP4, which represent the same numbers."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for key in [key for key in tensors if key.endswith(MATRICES_OF_EXPERTS)]:
+        matrices = tensors.pop(key).float().transpose(1, 2)
+        blocks, scales, numbers = mxfp4(matrices)
+        assert torch.equal(numbers, matrices), key
+        tensors |= {f"{key}_blocks": blocks.contiguous(), f"{key}_scales": scales.contiguous()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
 def make(name, family, options, dtype, shard, tokenizer, seed):
     """The expectations of a model, or None if its continuation hangs by too little."""
     config = getattr(transformers, f"{family}Config")(**(SIZES | options))
@@ -285,11 +345,16 @@ def make(name, family, options, dtype, shard, tokenizer, seed):
             # The embeddings of Gemma are large: what the blocks add has to be, too, or a text is one token over and over.
             if family.startswith("Gemma") and ".post_" in key:
                 parameter.add_(2.0)
+            if key.endswith("sinks"):
+                parameter.add_(torch.randn_like(parameter))
             if key.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
             # The reference computes in float32 with the weights as they are stored. Buffers stay as they are: rotary
             # frequencies are not stored.
             parameter.copy_(parameter.to(dtype).float())
+            if name.endswith("mxfp4") and key.endswith(MATRICES_OF_EXPERTS):
+                _, _, numbers = mxfp4(parameter.transpose(1, 2))
+                parameter.copy_(numbers.transpose(1, 2))
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
                 buffer.copy_((0.3 * torch.randn_like(buffer)).to(dtype).float())
@@ -316,6 +381,8 @@ def make(name, family, options, dtype, shard, tokenizer, seed):
     shutil.rmtree(folder, ignore_errors=True)
     stored = model.to(dtype)
     stored.save_pretrained(folder, **({"max_shard_size": shard} if shard else {}))
+    if name.endswith("mxfp4"):
+        pack_experts(folder)
     save_file({"logits": logits.contiguous()}, folder / "expected.safetensors")
     return {
         "prompt": PROMPT,

@@ -19,6 +19,7 @@ use safetensors::tensor::TensorView;
 use self::config::Settings;
 pub use self::lengths::set_lengths;
 use crate::files::{ADAPTER_CONFIG, NO_ADAPTERS, damaged};
+use crate::tensors::arrangement::Arrangement;
 use crate::tensors::convert;
 use crate::tensors::element::Element;
 use crate::tensors::shard::Tensor;
@@ -366,7 +367,8 @@ fn numbers(path: &Path, name: &str, tensor: &TensorView, [rows, columns]: [usize
         element,
         shape: &[rows, columns],
         bytes: tensor.data(),
-        heads: None,
+        arrangement: &Arrangement::Rows,
+        scales: &[],
     };
     let mut values = vec![0.0; rows * columns];
     convert::to_f32(&tensor, true, &mut values);

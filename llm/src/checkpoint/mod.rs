@@ -125,8 +125,10 @@ impl Checkpoint {
     fn of(mut shards: Vec<Shard>) -> Result<Self> {
         layout::drop_prediction_layers(&mut shards);
         let named = layout::keep_text_part(&mut shards)
+            .and_then(|()| layout::separate_gpt_oss(&mut shards))
             .and_then(|()| layout::split_projections(&mut shards))
-            .and_then(|()| layout::rename_mixtral(&mut shards));
+            .and_then(|()| layout::rename_mixtral(&mut shards))
+            .and_then(|()| layout::rename_lfm2(&mut shards));
         let places = named.and_then(|()| layout::places(&shards));
         let places = places.map_err(|(file, message)| damaged(&shards[file].path, message))?;
         Ok(Checkpoint {
@@ -340,22 +342,24 @@ impl Checkpoint {
 
     /// Returns the default storage of matrices. For GGUF files it is that of the file: blocks with
     /// the same integers for all types of less than 16 bits, [`WeightStorage::F16`] for F16. Scales
-    /// of the K formats are rounded to `f16`. Everything else is computed as `f32`, safetensors
-    /// always.
+    /// of the K formats are rounded to `f16`. Everything else is computed as `f32`. For safetensors files, it is `f32` except for
+    /// packed matrices, such as the experts of gpt-oss.
     pub fn usual_storage(&self) -> StorageMap {
-        if !self.shards.iter().all(|shard| gguf::is_one(&shard.path)) {
-            return StorageMap::default();
-        }
+        let is_gguf = self.shards.iter().all(|shard| gguf::is_one(&shard.path));
         let of = |element: Element| match (element, element.format()) {
             (_, Some(format)) => WeightStorage::from(format),
             // No block format represents the numbers of Q2_K.
             (Element::F16 | Element::Q2K, None) => WeightStorage::F16,
             (_, None) => WeightStorage::F32,
         };
-        let most = self.elements().into_iter().max_by_key(|(_, size)| *size);
+        let most = self
+            .elements()
+            .into_iter()
+            .filter(|_| is_gguf)
+            .max_by_key(|(_, size)| *size);
         let mut map = StorageMap::all(most.map_or(WeightStorage::F32, |(element, _)| of(element)));
         for (name, entry) in self.shards.iter().flat_map(|shard| &shard.tensors) {
-            if let Some(element) = entry.element {
+            if let Some(element) = entry.element.filter(|element| is_gguf || element.format().is_some()) {
                 map.set(name, of(element));
             }
         }
@@ -402,7 +406,9 @@ impl Checkpoint {
 /// Returns rows and columns, in the layout of graphs, of a matrix that files store transposed.
 pub(crate) fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
     match *shape {
-        [inputs, outputs] if !EMBEDDINGS.iter().any(|end| name.ends_with(end)) => Some([inputs, outputs]),
+        // Biases of all experts have two axes.
+        [_, _] if name.ends_with(".bias") || EMBEDDINGS.iter().any(|end| name.ends_with(end)) => None,
+        [inputs, outputs] => Some([inputs, outputs]),
         _ => None,
     }
 }

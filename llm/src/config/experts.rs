@@ -28,6 +28,7 @@ impl FamilyDefaults {
             "olmoe" => [64, 8, intermediate],
             "mixtral" => [8, 2, intermediate],
             "glm4_moe" => [128, 8, 1408],
+            "gpt_oss" => [128, 4, intermediate],
             _ => return None,
         };
         Some(FamilyDefaults {
@@ -85,7 +86,8 @@ impl Raw {
             experts_per_token: self.num_experts_per_tok.unwrap_or(usual.experts_per_token),
             hidden,
             normalize: match family {
-                "mixtral" => true,
+                // The softmax of the chosen experts is the softmax of all, divided by the sum of the chosen ones.
+                "mixtral" | "gpt_oss" => true,
                 _ => self.norm_topk_prob.unwrap_or(is_glm),
             },
             routing: if is_glm { Routing::Sigmoid } else { Routing::Softmax },
@@ -94,6 +96,7 @@ impl Raw {
                 "glm4_moe" => Some(hidden.saturating_mul(self.n_shared_experts.unwrap_or(1))),
                 _ => None,
             },
+            biases: family == "gpt_oss",
             dense_layers,
         };
         for (name, size) in [

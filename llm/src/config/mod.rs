@@ -3,6 +3,7 @@
 mod experts;
 mod generation;
 mod layers;
+mod lfm2;
 mod raw;
 mod rope;
 #[cfg(test)]
@@ -41,6 +42,8 @@ pub const FAMILIES: &[&str] = &[
     "ministral3",
     "mistral3",
     "glm4_moe",
+    "gpt_oss",
+    "lfm2",
 ];
 
 /// Multimodal models, with the types of their text parts.
@@ -58,6 +61,11 @@ pub enum Projections {
     /// Separate tensors, with Mixtral's names for those of experts: `block_sparse_moe.experts.0.w1`
     /// for `mlp.experts.0.gate_proj`, `w3` for `up_proj`, `w2` for `down_proj`.
     Mixtral,
+    /// The matrices of all experts in one tensor: `mlp.experts.gate_up_proj` `[experts, dim, 2 hidden]` with alternating columns of both
+    /// projections, and `down_proj` `[experts, hidden, dim]`; or blocks of MXFP4 with their transposes. The router is `mlp.router`.
+    GptOss,
+    /// Separate tensors with the names of LFM2: `operator_norm`, `feed_forward.w1`; filters `[dim, 1, taps]`.
+    Lfm2,
 }
 
 /// A model and its settings for generation.

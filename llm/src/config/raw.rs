@@ -8,6 +8,7 @@ use meganeura_nn::layers::{Activation, LongRope, QkNorm, QueryGrowth};
 use meganeura_nn::models::{CacheType, LayerSet, LlamaConfig, NormPlacement, StorageMap};
 use serde::Deserialize;
 
+use super::lfm2::Lfm2;
 use super::rope::Rope;
 use super::{MAX_SIZE, ModelConfig, Projections, SamplingDefaults, unsupported};
 use crate::files::damaged;
@@ -17,7 +18,10 @@ use crate::files::damaged;
 pub(super) struct Raw {
     vocab_size: Option<usize>,
     hidden_size: usize,
+    #[serde(default)]
     pub(super) intermediate_size: usize,
+    #[serde(flatten)]
+    pub(super) lfm2: Lfm2,
     pub(super) num_hidden_layers: usize,
     num_attention_heads: Option<usize>,
     #[serde(default, deserialize_with = "given")]
@@ -26,6 +30,7 @@ pub(super) struct Raw {
     max_position_embeddings: Option<usize>,
     original_max_position_embeddings: Option<u32>,
     rms_norm_eps: Option<f32>,
+    norm_eps: Option<f32>,
     rope_theta: Option<f32>,
     rope_local_base_freq: Option<f32>,
     rope_scaling: Option<Rope>,
@@ -71,6 +76,8 @@ pub(super) struct Raw {
     pub(super) topk_group: Option<usize>,
     pub(super) first_k_dense_replace: Option<usize>,
     routed_scaling_factor: Option<f32>,
+    swiglu_limit: Option<f32>,
+    swiglu_alpha: Option<f32>,
     #[serde(default)]
     eos_token_id: Ids,
 }
@@ -205,6 +212,27 @@ impl FamilyDefaults {
                 eps: 1e-5,
                 ..llama
             },
+            "lfm2" => FamilyDefaults {
+                vocab: Some(65_536),
+                context: 128_000,
+                heads: Some(32),
+                kv_heads: Some(8),
+                theta: 1e6,
+                eps: 1e-5,
+                tied: true,
+                ..llama
+            },
+            "gpt_oss" => FamilyDefaults {
+                vocab: Some(201_088),
+                context: 131_072,
+                heads: Some(64),
+                kv_heads: Some(8),
+                head_dim: Some(64),
+                window: Some(128),
+                theta: 150_000.0,
+                eps: 1e-5,
+                ..llama
+            },
             "qwen3_moe" => FamilyDefaults {
                 vocab: Some(151_936),
                 context: 32_768,
@@ -254,8 +282,10 @@ struct Positions {
 
 impl Raw {
     pub(super) fn model(mut self, family: &str, path: &Path) -> Result<ModelConfig> {
+        let short_conv = self.short_conv(family, path)?;
         let usual = FamilyDefaults::of(family);
         let is_gemma = family.starts_with("gemma");
+        let is_gpt_oss = family == "gpt_oss";
         let needed = |name: &str, size: Option<usize>| size.ok_or_else(|| damaged(path, format!("it has no {name}")));
         let vocab = needed("vocab_size", self.vocab_size.or(usual.vocab))?;
         let heads = needed("num_attention_heads", self.num_attention_heads.or(usual.heads))?;
@@ -274,7 +304,7 @@ impl Raw {
         }
         let nope_layers = self.nope_layers(family, path)?;
         let (window, full_attention_layers) = self.all_windows(family, &usual, nope_layers, path)?;
-        let bias = self.attention_bias.unwrap_or(false) && family != "phi3";
+        let bias = self.attention_bias.unwrap_or(is_gpt_oss) && family != "phi3";
         let head_dim = self.head_dim.filter(|_| family != "phi3").or(usual.head_dim);
         let positions = self.positions(
             family,
@@ -282,6 +312,12 @@ impl Raw {
             head_dim.unwrap_or(self.hidden_size / heads.max(1)),
             path,
         )?;
+        if is_gpt_oss && self.swiglu_alpha.is_some_and(|alpha| alpha != 1.702) {
+            return Err(unsupported(
+                path,
+                "another factor of gates than 1.702 (swiglu_alpha)".into(),
+            ));
+        }
         let network = LlamaConfig {
             vocab,
             dim: self.hidden_size,
@@ -302,21 +338,24 @@ impl Raw {
             rotary_dim: positions.rotary_dim,
             nope_layers,
             window,
+            short_conv,
             full_attention_layers,
             qk_norm: match family {
-                "qwen3" | "qwen3_moe" | "gemma3_text" => QkNorm::PerHead,
+                "qwen3" | "qwen3_moe" | "gemma3_text" | "lfm2" => QkNorm::PerHead,
                 "olmo2" | "olmo3" | "olmoe" => QkNorm::AllHeads,
                 "glm4_moe" if self.use_qk_norm == Some(true) => QkNorm::PerHead,
                 _ => QkNorm::None,
             },
             attention_scale: self.attention_scale(family),
             attention_softcap: self.attention_softcap(family, path)?,
+            attention_sinks: is_gpt_oss,
             logit_softcap: match family {
                 "gemma2" => self.final_logit_softcapping.unwrap_or(Some(30.0)),
                 "gemma3_text" => self.final_logit_softcapping.flatten(),
                 _ => None,
             },
             activation: self.activation(is_gemma, path)?,
+            gate_limit: is_gpt_oss.then(|| self.swiglu_limit.unwrap_or(7.0)),
             norms: match family {
                 "olmo2" | "olmo3" => NormPlacement::Post,
                 _ if is_gemma => NormPlacement::PreAndPost,
@@ -335,8 +374,15 @@ impl Raw {
             },
             attention_out_bias: bias && !matches!(family, "qwen2" | "qwen2_moe" | "glm4_moe"),
             mlp_bias: self.mlp_bias.unwrap_or(false),
-            eps: self.rms_norm_eps.unwrap_or(usual.eps),
-            tied_embeddings: self.tie_word_embeddings.unwrap_or(usual.tied),
+            eps: self
+                .rms_norm_eps
+                .or(self.norm_eps.filter(|_| family == "lfm2"))
+                .unwrap_or(usual.eps),
+            tied_embeddings: self
+                .lfm2
+                .tie_embedding
+                .or(self.tie_word_embeddings)
+                .unwrap_or(usual.tied),
             lora: None,
             lora_per_row: false,
             weights: StorageMap::default(),
@@ -350,6 +396,8 @@ impl Raw {
             projections: match family {
                 "phi3" => Projections::Fused,
                 "mixtral" => Projections::Mixtral,
+                "gpt_oss" => Projections::GptOss,
+                "lfm2" => Projections::Lfm2,
                 _ => Projections::Separate,
             },
         };
@@ -428,6 +476,7 @@ impl Raw {
                 let first = self.max_window_layers.unwrap_or(FIRST);
                 self.windows(used, path, |layer| layer >= first)
             }
+            "gpt_oss" => self.windows(window, path, |layer| layer.is_multiple_of(2)),
             "smollm3" => self.windows(used, path, |layer| nope_layers.contains(layer)),
             _ => Ok((None, LayerSet::NONE)),
         }

@@ -134,12 +134,17 @@ pub(super) struct Inputs {
     pub(super) seeds: Vec<u32>,
     /// Factors of the columns of the adapters, `[rows, rank]`.
     pub(super) adapter_scales: Vec<f32>,
+    /// Number of earlier tokens that each row needs, and their rows in the cache, `[rows, lags]`.
+    lags: usize,
+    pub(super) earlier: Vec<u32>,
 }
 
 impl Inputs {
-    pub(super) fn new(shape: Rows) -> Self {
+    pub(super) fn new(shape: Rows, lags: usize) -> Self {
         Inputs {
             shape,
+            lags,
+            earlier: Vec::with_capacity(shape.rows * lags),
             tokens: Vec::with_capacity(shape.rows),
             positions: Vec::with_capacity(shape.rows),
             slots: Vec::with_capacity(shape.rows),
@@ -159,8 +164,11 @@ impl Inputs {
         for (position, &token) in (span.start..).zip(own.iter().chain(draft)) {
             self.tokens.push(token);
             self.positions.push(position as u32);
-            let block = span.blocks[position / BLOCK_ROWS];
-            self.slots.push((block * BLOCK_ROWS + position % BLOCK_ROWS) as u32);
+            let slot =
+                |position: usize| (span.blocks[position / BLOCK_ROWS] * BLOCK_ROWS + position % BLOCK_ROWS) as u32;
+            self.slots.push(slot(position));
+            self.earlier
+                .extend((1..=self.lags).map(|lag| position.checked_sub(lag).map_or(0, slot)));
             let start = self.table.len();
             self.table.extend(span.blocks.iter().map(|&block| block as u32));
             self.table.resize(start + self.shape.cache.table_len, 0);
@@ -189,6 +197,7 @@ impl Inputs {
     pub(super) fn fill(&mut self, rank: usize) {
         let rows = self.shape.rows;
         self.adapter_scales.resize(rows * rank, 0.0);
+        self.earlier.resize(rows * self.lags, 0);
         self.tokens.resize(rows, 0);
         self.positions.resize(rows, 0);
         let nowhere = self.shape.cache.blocks * self.shape.cache.block_rows;

@@ -3,8 +3,8 @@
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, Session};
 use meganeura_nn::models::{
-    ADAPTER_SCALES, BLOCK_TABLE, LOGITS_ROW, MIN_PS, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES, TOKENS, TOP_KS,
-    TOP_PS,
+    ADAPTER_SCALES, BLOCK_TABLE, EARLIER_ROWS, LOGITS_ROW, MIN_PS, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES,
+    TOKENS, TOP_KS, TOP_PS,
 };
 
 use super::inputs::{Inputs, Rows, Span, shapes};
@@ -19,6 +19,8 @@ pub(super) struct Model {
     vocab: usize,
     /// Rank of the adapters that rows select; 0 if there are none.
     rank: usize,
+    /// Number of earlier tokens that each row needs.
+    lags: usize,
 }
 
 /// The outputs of a step for the requested rows.
@@ -51,6 +53,7 @@ impl Model {
         Ok(Model {
             joined,
             vocab: config.network.vocab,
+            lags: config.network.earlier_rows(),
             rank: config
                 .network
                 .lora
@@ -84,7 +87,7 @@ impl Model {
             return Err(Error::misuse(format!("no step reads {rows} tokens"), ""));
         };
         let shape = step.shape;
-        let mut inputs = Inputs::new(shape);
+        let mut inputs = Inputs::new(shape, self.lags);
         spans.iter().for_each(|span| inputs.add(span));
         let chosen = inputs.chosen.clone();
         inputs.fill(self.rank);
@@ -92,6 +95,9 @@ impl Model {
         session.try_set_input_u32(&step.input(POSITIONS), &inputs.positions)?;
         session.try_set_input_u32(&step.input(SLOTS), &inputs.slots)?;
         session.try_set_input_u32(&step.input(BLOCK_TABLE), &inputs.table)?;
+        if self.lags > 0 {
+            session.try_set_input_u32(&step.input(EARLIER_ROWS), &inputs.earlier)?;
+        }
         if self.rank > 0 {
             session.try_set_input(&step.input(ADAPTER_SCALES), &inputs.adapter_scales)?;
         }

@@ -14,7 +14,7 @@ use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Graph, Result, Session, select};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::{CacheType, KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS};
+use meganeura_nn::models::{CacheType, EARLIER_ROWS, KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS};
 
 use crate::adapters::{Adapters, PackedAdapters};
 use crate::checkpoint::{Checkpoint, LoadObserver};
@@ -388,9 +388,16 @@ impl Generator {
         let mut piece = tokens[start..end].to_vec();
         // Rows after the last token are overwritten before anything reads them.
         piece.resize(rows, 0);
+        let lags = self.config.network.earlier_rows();
+        let positions = start..start + rows;
+        let earlier = positions.flat_map(|position| (1..=lags).map(move |lag| position.saturating_sub(lag) as u32));
+        let earlier: Vec<u32> = earlier.collect();
         let (session, step) = self.step(self.shape(rows, logits))?;
         session.try_set_input_u32(&step.input(TOKENS), &piece)?;
         session.try_set_input_u32(&step.input(KV_POS), &[start as u32])?;
+        if lags > 0 {
+            session.try_set_input_u32(&step.input(EARLIER_ROWS), &earlier)?;
+        }
         if logits == LogitsOf::OneRow {
             session.try_set_input_u32(&step.input(LOGITS_ROW), &[last as u32])?;
         }

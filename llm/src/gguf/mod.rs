@@ -24,6 +24,7 @@ use meganeura_core::{Error, Result};
 use memmap2::Mmap;
 
 use crate::files::damaged;
+use crate::tensors::arrangement::Arrangement;
 use crate::tensors::element::Element;
 use crate::tensors::shard::{Entry, Shard, map};
 use read::{List, Reader, Value};
@@ -276,11 +277,11 @@ impl Gguf {
                     shape => shape.to_vec(),
                 },
                 range: info.start..info.start + bytes,
-                heads: heads.and_then(|[q, kv]| match names::paired(name) {
-                    Some(names::PairedProjection::Queries) => Some(q),
-                    Some(names::PairedProjection::Keys) => Some(kv),
-                    None => None,
-                }),
+                arrangement: match (heads, names::paired(name)) {
+                    (Some([heads, _]), Some(names::PairedProjection::Queries)) => Arrangement::Pairs(heads),
+                    (Some([_, heads]), Some(names::PairedProjection::Keys)) => Arrangement::Pairs(heads),
+                    _ => Arrangement::Rows,
+                },
             };
             tensors[info.part].insert(names::of_checkpoint(&architecture, name), entry);
         }

@@ -9,7 +9,7 @@ use crate::tensors::element::Element;
 /// Supported architectures.
 const ARCHITECTURES: &[&str] = &[
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "qwen2moe", "qwen3moe", "olmoe",
-    "smollm3", "granite",
+    "smollm3", "granite", "gpt-oss", "lfm2",
 ];
 
 impl Gguf {
@@ -43,11 +43,41 @@ impl Gguf {
     /// Returns the number of query heads, and of key-value heads.
     fn heads(&self) -> Result<[u64; 2]> {
         let heads = self.needed("attention.head_count")?;
+        if let Some(of_layers) = self.kv_heads_of_layers()? {
+            let most = of_layers.iter().copied().max().unwrap_or(0);
+            return match u64::try_from(most) {
+                Ok(most @ 1..) if of_layers.iter().all(|&count| count == 0 || count as u64 == most) => {
+                    Ok([heads, most])
+                }
+                _ => Err(self.unsupported("layers with different numbers of key-value heads", "use another model")),
+            };
+        }
         let kv_heads = match self.own_count("attention.head_count_kv")? {
             None => heads,
             Some(_) => self.needed("attention.head_count_kv")?,
         };
         Ok([heads, kv_heads])
+    }
+
+    /// Returns the number of key-value heads of each layer, for an architecture with layers that have no attention: they
+    /// have 0.
+    fn kv_heads_of_layers(&self) -> Result<Option<Vec<i64>>> {
+        if self.architecture()? != "lfm2" {
+            return Ok(None);
+        }
+        let key = self.own("attention.head_count_kv")?;
+        let blocks = usize::try_from(self.needed("block_count")?).unwrap_or(usize::MAX);
+        let counts = self.of_tokens(&key, blocks, |list, file| Some(list.ints(file)?.collect()))?;
+        counts
+            .map(Some)
+            .ok_or_else(|| self.damaged(format!("it has no list '{key}'")))
+    }
+
+    /// Returns the index of the first layer with attention.
+    fn first_attention(&self) -> Result<usize> {
+        let of_layers = self.kv_heads_of_layers()?;
+        let first = of_layers.map(|counts| counts.iter().position(|&count| count > 0));
+        Ok(first.flatten().unwrap_or(0))
     }
 
     /// Returns the numbers of query heads and key heads if rotary embeddings (RoPE) rotate pairs of adjacent rows of a
@@ -118,6 +148,7 @@ impl Gguf {
             ("qwen2moe", _) => "qwen2_moe",
             ("qwen3moe", _) => "qwen3_moe",
             ("gemma3", _) => "gemma3_text",
+            ("gpt-oss", _) => "gpt_oss",
             // In llama.cpp, every fourth layer has no window.
             ("olmo2", Some(_)) => "olmo3",
             (family, _) => family,
@@ -149,6 +180,7 @@ impl Gguf {
         let others = match architecture {
             "gemma2" | "gemma3" => self.of_gemma(dim, heads, head_dim)?,
             "granite" => self.of_granite(scale.unwrap_or(usual))?,
+            "lfm2" => self.of_lfm2()?,
             // Adds half a feature, because the fraction of a head is truncated to whole features.
             _ if experts.is_some() => experts.unwrap_or_default(),
             "phi3" => rotated.filter(|&rotated| rotated != head_dim).map_or(
@@ -161,6 +193,20 @@ impl Gguf {
             fields.extend(others);
         }
         Ok(fields.to_string())
+    }
+
+    /// Returns the fields that only a `config.json` of LFM2 has.
+    fn of_lfm2(&self) -> Result<Json> {
+        let kinds = self.kv_heads_of_layers()?.unwrap_or_default();
+        let kinds = kinds
+            .iter()
+            .map(|&count| if count > 0 { "full_attention" } else { "conv" });
+        Ok(json!({
+            "layer_types": kinds.collect::<Vec<_>>(),
+            "conv_L_cache": self.needed("shortconv.l_cache")?,
+            // The size in the file is the adjusted one.
+            "block_auto_adjust_ff_dim": false,
+        }))
     }
 
     /// Returns the fields that only a `config.json` of Granite has. `scale` is the scale of attention scores.
@@ -213,7 +259,7 @@ impl Gguf {
     /// from the tensors of the first block, and the metadata have to agree. Files do not specify if the weights of the
     /// selected experts are normalized to the sum 1, so this follows from the family.
     fn experts(&self) -> Result<Option<Json>> {
-        const WITH_EXPERTS: [&str; 4] = ["llama", "qwen2moe", "qwen3moe", "olmoe"];
+        const WITH_EXPERTS: [&str; 5] = ["llama", "qwen2moe", "qwen3moe", "olmoe", "gpt-oss"];
         let architecture = self.architecture()?;
         let Some(count) = self.own_count("expert_count")?.filter(|&count| count > 0) else {
             return match architecture {
@@ -250,10 +296,13 @@ impl Gguf {
                 )));
             }
         }
-        // 0 means the usual setting: shares of a softmax, unchanged.
+        // 0 means the usual setting: shares of a softmax, unchanged. In gpt-oss, it may be said that the softmax is the one of the chosen
+        // experts.
+        const OF_CHOSEN: f64 = 3.0;
         for key in ["expert_weights_scale", "expert_gating_func"] {
             let given = self.float(&self.own(key)?)?;
-            if given.is_some_and(|given| given != 0.0 && given != 1.0) {
+            let is_of_chosen = given == Some(OF_CHOSEN) && architecture == "gpt-oss" && key == "expert_gating_func";
+            if given.is_some_and(|given| given != 0.0 && given != 1.0) && !is_of_chosen {
                 return Err(self.unsupported(
                     format!("an unsupported routing of experts ('{key}')"),
                     "use another model",
@@ -292,10 +341,9 @@ impl Gguf {
             "blk.0.attn_qkv.weight",
             [queries.saturating_add(keys.saturating_mul(2)), dim],
         )];
-        let separate = [
-            ("blk.0.attn_q.weight", [queries, dim]),
-            ("blk.0.attn_k.weight", [keys, dim]),
-        ];
+        let attention = self.first_attention()?;
+        let [q, k] = ["q", "k"].map(|which| format!("blk.{attention}.attn_{which}.weight"));
+        let separate = [(q.as_str(), [queries, dim]), (k.as_str(), [keys, dim])];
         let projections: &[(&str, [u64; 2])] = match self.architecture()? {
             "phi3" => &fused,
             _ => &separate,

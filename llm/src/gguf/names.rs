@@ -31,7 +31,7 @@ pub(super) fn of_one_expert(all: &str, expert: usize) -> String {
 pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
 
 /// Modules of a block, by their names in GGUF files and in checkpoints.
-const OF_BLOCKS: [(&str, &str); 22] = [
+const OF_BLOCKS: [(&str, &str); 23] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -54,6 +54,7 @@ const OF_BLOCKS: [(&str, &str); 22] = [
     ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
     ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
+    ("shortconv", "conv"),
 ];
 
 /// Modules with another name in some architectures.
@@ -119,12 +120,17 @@ pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
         return of_encoder(name).unwrap_or_else(|| name.to_owned());
     }
     match name {
+        // In llama.cpp, the last norm of LFM2 has the name of a norm of embeddings.
+        "token_embd_norm.weight" if architecture == "lfm2" => return "model.norm.weight".into(),
         EMBEDDING => return "model.embed_tokens.weight".into(),
         HEAD => return "lm_head.weight".into(),
         "output_norm.weight" => return "model.norm.weight".into(),
         _ => {}
     }
     let known = of_block(name).and_then(|(number, module, rest)| {
+        if (module, rest) == ("attn_sinks", "weight") {
+            return Some(format!("model.layers.{number}.self_attn.sinks"));
+        }
         let of_expert = rest
             .split_once('.')
             .filter(|(expert, _)| expert.parse::<usize>().is_ok());
@@ -191,6 +197,15 @@ mod tests {
             of_checkpoint("llama", &one),
             "model.layers.3.mlp.experts.17.up_proj.weight"
         );
+        assert_eq!(
+            of_checkpoint("gpt-oss", "blk.2.attn_sinks.weight"),
+            "model.layers.2.self_attn.sinks"
+        );
+        assert_eq!(
+            of_checkpoint("lfm2", "blk.1.shortconv.conv.weight"),
+            "model.layers.1.conv.conv.weight"
+        );
+        assert_eq!(of_checkpoint("lfm2", "token_embd_norm.weight"), "model.norm.weight");
         assert_eq!(of_checkpoint("llama", "blk.0.ssm_a"), "blk.0.ssm_a");
         assert_eq!(of_checkpoint("llama", "output.weight"), "lm_head.weight");
         for (name, wanted) in [

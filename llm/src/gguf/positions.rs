@@ -7,6 +7,7 @@ use meganeura_core::ops::RopeScaling;
 use serde_json::{Value as Json, json};
 
 use super::{Gguf, names};
+use crate::tensors::arrangement::Arrangement;
 use crate::tensors::convert;
 use crate::tensors::shard::Tensor;
 
@@ -75,6 +76,10 @@ impl Gguf {
             ));
         }
         let mut rope = json!({ "rope_type": "yarn", "factor": factor });
+        if self.architecture()? == "gpt-oss" {
+            // Files do not contain this setting of the checkpoints.
+            rope["truncate"] = json!(false);
+        }
         if let Some(context) = self.own_count("rope.scaling.original_context_length")? {
             rope["original_max_position_embeddings"] = json!(context);
         }
@@ -112,7 +117,8 @@ impl Gguf {
             element,
             shape: &[count],
             bytes,
-            heads: None,
+            arrangement: &Arrangement::Rows,
+            scales: &[],
         };
         convert::to_f32(&tensor, false, &mut factors);
         scaling_of(&factors, self.theta()?).ok_or_else(|| {

@@ -98,7 +98,7 @@ pub(crate) fn to_f16(tensor: &Tensor, out: &mut [u8]) -> Result<(), usize> {
         let (mut numbers, mut halves) = (vec![0.0; width], vec![f16::ZERO; width]);
         for (row, out) in rows.zip(out.chunks_exact_mut(size)) {
             if tensor.element == Element::F16 {
-                out.copy_from_slice(tensor.row(row));
+                out.copy_from_slice(&tensor.row(row));
                 continue;
             }
             tensor.read_row(row, &mut numbers);
@@ -198,7 +198,8 @@ fn split_blocks<const SIZE: usize>(
     let (out, scales) = (out.as_chunks_mut::<SIZE>().0, scales.as_chunks_mut::<SCALE>().0);
     let mut to = out.iter_mut().zip(scales);
     for row in rows {
-        let blocks = tensor.row(row).chunks_exact(SCALE + SIZE);
+        let stored = tensor.row(row);
+        let blocks = stored.chunks_exact(SCALE + SIZE);
         for (block, (integers, scale)) in blocks.zip(to.by_ref()) {
             let (own, rest) = block.split_at(SCALE);
             integers.copy_from_slice(rest);
@@ -232,13 +233,13 @@ impl RowMemory {
         self.scales.clear();
         match (tensor.element, format) {
             (Element::Blocks(own @ (BlockFormat::Q4_0 | BlockFormat::Q5_0)), BlockFormat::Q8_0) => {
-                each(tensor.element, tensor.row(row), |block| {
+                each(tensor.element, &tensor.row(row), |block| {
                     self.scales.push(f16::from_f32(block.scales[0]));
                     self.integers
                         .extend(block.integers.map(|q| q.wrapping_sub(own.offset())));
                 });
             }
-            (Element::Mxfp4, BlockFormat::Q8_0) => each(tensor.element, tensor.row(row), |block| {
+            (Element::Mxfp4, BlockFormat::Q8_0) => each(tensor.element, &tensor.row(row), |block| {
                 // A power of two outside of the range of `f16`, in blocks of negligible numbers.
                 match f16::from_f32(block.scales[0]) {
                     scale if scale.to_f32() == block.scales[0] || scale.is_infinite() => {
@@ -249,7 +250,7 @@ impl RowMemory {
                 }
             }),
             (element, _) if element.format() == Some(format) => {
-                each(element, tensor.row(row), |block| {
+                each(element, &tensor.row(row), |block| {
                     let scales = block.scales.iter().take(format.scales());
                     self.scales.extend(scales.map(|&scale| f16::from_f32(scale)));
                     format.pack(&block.integers, &mut self.integers);
@@ -269,6 +270,7 @@ impl RowMemory {
 mod tests {
     use half::bf16;
 
+    use super::super::arrangement::Arrangement;
     use super::*;
 
     fn tensor<'a>(element: Element, shape: &'a [usize], bytes: &'a [u8]) -> Tensor<'a> {
@@ -276,7 +278,8 @@ mod tests {
             element,
             shape,
             bytes,
-            heads: None,
+            arrangement: &Arrangement::Rows,
+            scales: &[],
         }
     }
 
@@ -324,7 +327,7 @@ mod tests {
         let mut out = vec![7.0; 12];
         for shape in [&[12, 1][..], &[12]] {
             let tensor = Tensor {
-                heads: Some(2),
+                arrangement: &Arrangement::Pairs(2),
                 ..tensor(Element::F32, shape, &stored)
             };
             to_f32(&tensor, false, &mut out);

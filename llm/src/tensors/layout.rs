@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map;
 
+use super::arrangement::Arrangement;
+use super::element::Element;
 use super::shard::{Entry, Shard};
 
 /// Prefixes of the text part of multimodal models, and their replacements.
@@ -27,7 +29,7 @@ const MIXTRAL: [&str; 2] = [".block_sparse_moe.", ".mlp."];
 /// Names of an expert's matrices in Mixtral, and in other models.
 const MIXTRAL_MATRICES: [[&str; 2]; 3] = [["w1", "gate_proj"], ["w2", "down_proj"], ["w3", "up_proj"]];
 /// Separator before the index of an expert.
-const EXPERTS: &str = ".experts.";
+pub(crate) const EXPERTS: &str = ".experts.";
 
 /// Returns the usual name of a Mixtral tensor.
 fn of_mixtral(name: &str) -> Option<String> {
@@ -254,9 +256,161 @@ fn parts_of(shards: &[Shard], name: &str, entry: &Entry) -> Option<Vec<(String, 
             stored: entry.stored.clone(),
             shape: [&[count], rest].concat(),
             range,
-            heads: entry.heads,
+            arrangement: entry.arrangement.clone(),
         };
         Some((format!("{block}.{part}.{kind}"), entry))
     });
     parts.collect()
+}
+
+/// Router of gpt-oss, and its usual name.
+pub(crate) const GPT_OSS_ROUTER: [&str; 2] = [".mlp.router.", ".mlp.gate."];
+/// Parameter that only layers of gpt-oss have.
+const SINKS: &str = ".self_attn.sinks";
+
+/// Replaces the experts of gpt-oss by tensors in the usual layout: those of its gates and up-projections, which alternate, and of
+/// transposed or packed matrices. Renames its routers.
+///
+/// # Errors
+/// A file has packed matrices without their scales; as of [`rename`].
+pub(crate) fn separate_gpt_oss(shards: &mut [Shard]) -> Result<(), FileError> {
+    if !shards
+        .iter()
+        .any(|shard| shard.tensors.keys().any(|name| name.ends_with(SINKS)))
+    {
+        return Ok(());
+    }
+    let [own, usual] = GPT_OSS_ROUTER;
+    rename(shards, |name| Some(name.replace(own, usual)))?;
+    for (number, shard) in shards.iter_mut().enumerate() {
+        let all = std::mem::take(&mut shard.tensors);
+        for (name, entry) in &all {
+            let Some((layer, tensor)) = of_all_experts(name) else {
+                continue;
+            };
+            let parts = experts_of_gpt_oss(tensor, entry, |scales| all.get(&format!("{layer}{EXPERTS}{scales}")));
+            let parts = parts.map_err(|message| (number, format!("'{name}' {message}")))?;
+            let named = parts
+                .into_iter()
+                .map(|(part, entry)| (format!("{layer}{EXPERTS}{part}"), entry));
+            shard.tensors.extend(named);
+        }
+        let others = all.into_iter().filter(|(name, _)| of_all_experts(name).is_none());
+        shard.tensors.extend(others);
+    }
+    Ok(())
+}
+
+/// Splits the name of a tensor of all experts that is not the parameter of a module, as in checkpoints of gpt-oss. GGUF files have parameters
+/// of modules.
+fn of_all_experts(name: &str) -> Option<(&str, &str)> {
+    name.split_once(EXPERTS).filter(|(_, tensor)| !tensor.contains('.'))
+}
+
+/// Returns the parts of a tensor of experts, and their names. `other` returns another tensor of the same layer. Scales have no
+/// parts, because the packed matrices contain them.
+fn experts_of_gpt_oss<'a>(
+    tensor: &str,
+    entry: &Entry,
+    other: impl Fn(&str) -> Option<&'a Entry>,
+) -> Result<Vec<(String, Entry)>, String> {
+    let (module, kind) = ["_blocks", "_scales", "_bias"]
+        .into_iter()
+        .find_map(|kind| Some((tensor.strip_suffix(kind)?, kind)))
+        .unwrap_or((tensor, ""));
+    let modules: &[&str] = match module {
+        "gate_up_proj" => &["gate_proj", "up_proj"],
+        "down_proj" => &["down_proj"],
+        _ => return Err("is not a tensor of experts of gpt-oss".into()),
+    };
+    let step = modules.len();
+    let (kind, shape, element, scales) = match (kind, entry.shape.as_slice()) {
+        ("", &[experts, inputs, outputs]) => ("weight", vec![experts, outputs / step, inputs], entry.element, None),
+        ("_bias", &[experts, outputs]) => ("bias", vec![experts, outputs / step], entry.element, None),
+        ("_blocks", &[experts, outputs, blocks, 16]) if entry.stored == "U8" => {
+            let scales = other(&format!("{module}_scales")).ok_or("has no scales in its file")?;
+            if scales.stored != "U8" || scales.shape != [experts, outputs, blocks] {
+                let found = &scales.shape;
+                return Err(format!(
+                    "needs scales U8 [{experts}, {outputs}, {blocks}], found {} {found:?}",
+                    scales.stored
+                ));
+            }
+            let shape = vec![experts, outputs / step, 32 * blocks];
+            ("weight", shape, Some(Element::Mxfp4), Some(scales.range.clone()))
+        }
+        ("_scales", _) => return Ok(Vec::new()),
+        (_, shape) => {
+            return Err(format!(
+                "has the type {} and the shape {shape:?}, which are not supported",
+                entry.stored
+            ));
+        }
+    };
+    let parts = modules.iter().enumerate().map(|(first, part)| {
+        let entry = Entry {
+            element,
+            stored: entry.stored.clone(),
+            shape: shape.clone(),
+            range: entry.range.clone(),
+            arrangement: match (&scales, kind) {
+                (Some(scales), _) => Arrangement::SplitMxfp4 {
+                    first,
+                    step,
+                    scales: scales.clone(),
+                },
+                (None, "bias") => Arrangement::Every { first, step },
+                (None, _) => Arrangement::Columns { first, step },
+            },
+        };
+        (format!("{part}.{kind}"), entry)
+    });
+    Ok(parts.collect())
+}
+
+/// Parts of names in checkpoints of LFM2, and their usual forms.
+const LFM2: [[&str; 2]; 9] = [
+    ["model.embedding_norm.", "model.norm."],
+    [".operator_norm.", ".input_layernorm."],
+    [".ffn_norm.", ".post_attention_layernorm."],
+    [".feed_forward.w1.", ".mlp.gate_proj."],
+    [".feed_forward.w3.", ".mlp.up_proj."],
+    [".feed_forward.w2.", ".mlp.down_proj."],
+    [".self_attn.out_proj.", ".self_attn.o_proj."],
+    [".self_attn.q_layernorm.", ".self_attn.q_norm."],
+    [".self_attn.k_layernorm.", ".self_attn.k_norm."],
+];
+/// End of the names of filters of short convolutions.
+pub(crate) const FILTERS: &str = ".conv.conv.weight";
+
+/// Returns the LFM2 name of a tensor.
+pub(crate) fn to_lfm2(name: &str) -> String {
+    LFM2.iter()
+        .fold(name.to_owned(), |name, [own, usual]| name.replace(usual, own))
+}
+
+/// Renames the tensors of LFM2, and removes the axis of size 1 of its filters.
+///
+/// # Errors
+/// As of [`rename`].
+pub(crate) fn rename_lfm2(shards: &mut [Shard]) -> Result<(), FileError> {
+    let [[norm, _], ..] = LFM2;
+    if !shards
+        .iter()
+        .any(|shard| shard.tensors.keys().any(|name| name.starts_with(norm)))
+    {
+        return Ok(());
+    }
+    rename(shards, |name| {
+        Some(
+            LFM2.iter()
+                .fold(name.to_owned(), |name, [own, usual]| name.replace(own, usual)),
+        )
+    })?;
+    for (name, entry) in shards.iter_mut().flat_map(|shard| &mut shard.tensors) {
+        if let (true, &[features, 1, taps]) = (name.ends_with(FILTERS), entry.shape.as_slice()) {
+            entry.shape = vec![features, taps];
+        }
+    }
+    Ok(())
 }

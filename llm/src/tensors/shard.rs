@@ -1,5 +1,6 @@
 //! A file with tensors that is mapped into memory.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -9,6 +10,7 @@ use meganeura_core::{Error, Result};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
 
+use super::arrangement::{self, Arrangement};
 use super::element::Element;
 use crate::files::damaged;
 
@@ -34,8 +36,8 @@ pub(crate) struct Entry {
     pub(crate) shape: Vec<usize>,
     /// Range of its bytes in the file.
     pub(crate) range: Range<usize>,
-    /// Number of heads whose rows are in pairs: see [`Tensor::heads`].
-    pub(crate) heads: Option<usize>,
+    /// Order of its numbers in the file.
+    pub(crate) arrangement: Arrangement,
 }
 
 impl Entry {
@@ -53,16 +55,17 @@ pub(crate) struct Tensor<'a> {
     pub(crate) element: Element,
     pub(crate) shape: &'a [usize],
     pub(crate) bytes: &'a [u8],
-    /// Number of heads, if rotary embeddings (RoPE) rotate pairs of rows that are adjacent in the file. Row `i` of the
-    /// first half of a head is then stored as its row `2 i`, row `i` of the second half as `2 i + 1`.
-    pub(crate) heads: Option<usize>,
+    /// Order of its numbers in `bytes`.
+    pub(crate) arrangement: &'a Arrangement,
+    /// Scales of [`Arrangement::SplitMxfp4`].
+    pub(crate) scales: &'a [u8],
 }
 
 impl<'a> Tensor<'a> {
     /// Returns the bytes of the whole tensor, if it is stored in the layout of a session for this
     /// type.
     pub(crate) fn bytes_in(&self, element: Element) -> Option<&'a [u8]> {
-        let same = self.element == element && self.heads.is_none() && cfg!(target_endian = "little");
+        let same = self.element == element && *self.arrangement == Arrangement::Rows && cfg!(target_endian = "little");
         same.then_some(self.bytes)
     }
 }
@@ -72,7 +75,7 @@ impl Tensor<'_> {
     /// all of them.
     pub(crate) fn rows(&self) -> [usize; 2] {
         match *self.shape {
-            [len] if self.heads.is_some() => [len, 1],
+            [len] if matches!(self.arrangement, Arrangement::Pairs(_)) => [len, 1],
             [len] => [1, len],
             [ref rows @ .., width] => [rows.iter().product(), width],
             [] => [1, 1],
@@ -80,29 +83,21 @@ impl Tensor<'_> {
     }
 
     /// Returns the bytes of a row.
-    pub(crate) fn row(&self, row: usize) -> &[u8] {
-        let [rows, width] = self.rows();
-        let stored = match self.heads.and_then(|heads| rows.checked_div(heads)) {
-            Some(of_head) if of_head > 1 => {
-                let (head, at, half) = (row / of_head, row % of_head, of_head / 2);
-                head * of_head + at % half * 2 + at / half
-            }
-            _ => row,
-        };
-        let size = self.element.bytes(width).unwrap_or(0);
-        self.bytes.get(stored * size..(stored + 1) * size).unwrap_or_default()
+    pub(crate) fn row(&self, row: usize) -> Cow<'_, [u8]> {
+        arrangement::row(self, row)
     }
 
     /// Reads some numbers of a row, which must be whole blocks.
     pub(crate) fn read_part(&self, row: usize, numbers: Range<usize>, out: &mut [f32]) {
         let at = |number| self.element.bytes(number).unwrap_or(0);
-        let bytes = self.row(row).get(at(numbers.start)..at(numbers.end));
+        let row = self.row(row);
+        let bytes = row.get(at(numbers.start)..at(numbers.end));
         self.element.read(bytes.unwrap_or_default(), out);
     }
 
     /// Reads the numbers of a row.
     pub(crate) fn read_row(&self, row: usize, out: &mut [f32]) {
-        self.element.read(self.row(row), out);
+        self.element.read(&self.row(row), out);
     }
 }
 
@@ -129,7 +124,7 @@ impl Shard {
                 stored: format!("{:?}", info.dtype),
                 shape: info.shape.clone(),
                 range: start + from..start + to,
-                heads: None,
+                arrangement: Arrangement::Rows,
             };
             (name, entry)
         };
@@ -141,12 +136,18 @@ impl Shard {
     pub(crate) fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
         let entry = self.tensors.get(name)?;
         let (element, bytes) = (entry.element?, self.map.get(entry.range.clone())?);
-        let rows: usize = entry.shape.iter().product();
-        (element.bytes(rows) == Some(bytes.len())).then_some(Tensor {
+        let count: usize = entry.shape.iter().product();
+        let sizes = entry.arrangement.stored_sizes(element, count)?;
+        let scales = match &entry.arrangement {
+            Arrangement::SplitMxfp4 { scales, .. } => self.map.get(scales.clone())?,
+            _ => &[],
+        };
+        (sizes == [bytes.len(), scales.len()]).then_some(Tensor {
             element,
             shape: &entry.shape,
             bytes,
-            heads: entry.heads,
+            arrangement: &entry.arrangement,
+            scales,
         })
     }
 

@@ -4,6 +4,7 @@ use half::f16;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use serde_json::Value;
 
+use super::arrangement::Arrangement;
 use super::convert::{blocks_bytes, to_blocks, to_f16, to_f32};
 use super::element::Element;
 use super::shard::{Shard, Tensor};
@@ -52,7 +53,8 @@ fn tensor(element: Element, bytes: &[u8]) -> Tensor<'_> {
         element,
         shape: &SHAPE,
         bytes,
-        heads: None,
+        arrangement: &Arrangement::Rows,
+        scales: &[],
     }
 }
 

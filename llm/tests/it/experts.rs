@@ -107,6 +107,7 @@ fn experts_that_no_row_has_are_not_computed() {
             normalize: true,
             routing: Routing::Softmax,
             shared_hidden: None,
+            biases: false,
             dense_layers: [0].into_iter().collect(),
         };
         let config = LlamaConfig {

@@ -94,7 +94,8 @@ fn off(found: &[f32], wanted: &[f32]) -> f32 {
 /// Saved names, shapes and numbers equal those of the loaded checkpoint, so that transformers can read it.
 #[test]
 fn what_is_saved_is_what_was_loaded() {
-    for model in MODELS {
+    // Packed experts are saved as numbers.
+    for model in MODELS.into_iter().filter(|model| !model.ends_with("mxfp4")) {
         let config = ModelConfig::open(&folder(model)).expect("a configuration");
         let mut session = training(model, None);
         let saved = tempfile::tempdir().expect("a folder");
@@ -125,6 +126,9 @@ fn a_trained_model_is_saved_and_opened() {
         "olmo3",
         "ministral3",
         "glm4_moe",
+        "lfm2",
+        "gpt_oss",
+        "gpt_oss_mxfp4",
     ] {
         let prompt = ids(&expected(model)["prompt_ids"]);
         let config = ModelConfig::open(&folder(model)).expect("a configuration");
@@ -258,7 +262,7 @@ fn projections_that_are_not_whole() {
 #[test]
 fn every_option_changes_the_logits() {
     type Change = fn(&mut LlamaConfig);
-    let changes: [(&str, &[(&str, Change)]); 13] = [
+    let changes: [(&str, &[(&str, Change)]); 14] = [
         (
             "gemma2",
             &[
@@ -320,6 +324,15 @@ fn every_option_changes_the_logits() {
             &[
                 ("routed_scaling", |n| n.routed_scaling = None),
                 ("rotary_dim", |n| n.rotary_dim = None),
+            ],
+        ),
+        (
+            "gpt_oss",
+            &[
+                ("longrope", |n| n.longrope = None),
+                ("gate_limit", |n| n.gate_limit = Some(7.0)),
+                ("window", |n| n.window = None),
+                ("full_attention_layers", |n| n.full_attention_layers = LayerSet::NONE),
             ],
         ),
         (

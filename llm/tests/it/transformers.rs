@@ -18,7 +18,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-pub(crate) const MODELS: [&str; 23] = [
+pub(crate) const MODELS: [&str; 26] = [
     "llama",
     "llama_sharded",
     "llama_linear",
@@ -42,6 +42,9 @@ pub(crate) const MODELS: [&str; 23] = [
     "olmo3",
     "ministral3",
     "glm4_moe",
+    "lfm2",
+    "gpt_oss",
+    "gpt_oss_mxfp4",
 ];
 /// Maximum error relative to the largest logit.
 const TOLERANCE: f32 = 1e-4;
@@ -223,6 +226,28 @@ fn packed_weights_are_the_rounded_numbers() {
             }
         }
     }
+}
+
+/// Experts in MXFP4 stay packed, in 8 bits without rounding; other matrices are `f32`.
+#[test]
+fn packed_experts_of_a_checkpoint_stay_packed() {
+    let model = "gpt_oss_mxfp4";
+    let storage = Checkpoint::open(&folder(model)).expect("weights").usual_storage();
+    for (name, wanted) in [
+        ("mlp.experts.gate_proj", WeightStorage::Q8),
+        ("mlp.experts.up_proj", WeightStorage::Q8),
+        ("mlp.experts.down_proj", WeightStorage::Q8),
+        ("self_attn.q_proj", WeightStorage::F32),
+    ] {
+        let found = storage.of(&format!("model.layers.1.{name}.weight"));
+        assert_eq!(found, Some(wanted), "{name}");
+    }
+    let prompt = ids(&expected(model)["prompt_ids"]);
+    let mut generator = generator_of(&folder(model), &GeneratorOptions::default());
+    let found = generator.prompt_logits(&prompt).expect("logits");
+    let error = distance(&found, &logits(model));
+    // A CPU with VNNI rounds rows to 16 bits.
+    assert!(error <= 4.0 * TOLERANCE, "off by {error}");
 }
 
 /// Rounding keys and values to `f16` changes the logits only slightly.

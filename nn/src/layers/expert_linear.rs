@@ -6,23 +6,25 @@ use meganeura_core::{Graph, Init, NodeId};
 use super::scoped;
 use super::stored::{StoredMatrix, WeightStorage};
 
-/// Linear layers without bias, one for each of several experts. Each row uses the layer of its own expert.
+/// Linear layers, one for each of several experts. Each row uses the layer of its own expert.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertLinear {
     name: String,
     weight: NodeId,
     stored: Option<StoredMatrix>,
+    bias: Option<NodeId>,
 }
 
 impl ExpertLinear {
     /// Registers `{name}.weight`, `f32 [experts, outputs, inputs]`, or the tensors of
-    /// [`StoredMatrix`].
+    /// [`StoredMatrix`]; and `{name}.bias`, `f32 [experts, outputs]`, if there is a bias.
     #[track_caller]
     pub(crate) fn build(
         g: &mut Graph,
         name: &str,
         [experts, inputs, outputs]: [usize; 3],
         storage: WeightStorage,
+        has_bias: bool,
     ) -> Self {
         let shape = [experts, outputs, inputs];
         let stored = StoredMatrix::build(g, name, &shape, storage);
@@ -34,6 +36,7 @@ impl ExpertLinear {
             name: name.to_owned(),
             weight,
             stored,
+            bias: has_bias.then(|| g.parameter(&scoped(name, "bias"), &[experts, outputs])),
         }
     }
 
@@ -45,6 +48,13 @@ impl ExpertLinear {
         let y = match &self.stored {
             Some(stored) => stored.product_of_experts(g, x, experts),
             None => g.expert_matmul(x, experts, self.weight),
+        };
+        let y = match self.bias {
+            Some(bias) => {
+                let bias = g.gather(bias, experts);
+                g.add(y, bias)
+            }
+            None => y,
         };
         g.named(y, &self.name)
     }

@@ -1,12 +1,12 @@
-//! The KV cache of an attention layer: plain numbers, or 8-bit integers with scales.
+//! The cache of a layer: keys and values as plain numbers or 8-bit integers with scales, or the rows of a short convolution.
 
 use meganeura_core::ops::AttentionOptions;
 use meganeura_core::{Graph, NodeId};
 
-use super::PagedRows;
+use super::{PagedRows, reject};
 
-/// States or parameters that hold the keys and the values of earlier tokens: `[..., rows, width]` with
-/// `width = kv_heads * head_dim`.
+/// States or parameters that hold the keys and the values of earlier tokens, `[..., rows, width]` with
+/// `width = kv_heads * head_dim`, or the inputs of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvCache {
     /// Keys and values in `f32` or `f16`.
@@ -17,6 +17,13 @@ pub enum KvCache {
         words: [NodeId; 2],
         /// Scales of the blocks: `f16 [..., rows, width / 32]`.
         scales: [NodeId; 2],
+    },
+    /// Rows of a [`ShortConv`](super::ShortConv) in `f32` or `f16`, `[..., rows, dim]`.
+    Rows {
+        /// The rows.
+        cache: NodeId,
+        /// Rows of the cache that contain the tokens before each row of a step: see [`EarlierRows`](super::EarlierRows).
+        earlier: NodeId,
     },
 }
 
@@ -29,7 +36,9 @@ impl From<[NodeId; 2]> for KvCache {
 impl KvCache {
     /// Returns the number of rows of a sequence, or of a block.
     pub(super) fn rows(&self, g: &Graph) -> usize {
-        let (KvCache::Plain([keys, _]) | KvCache::Quantized { words: [keys, _], .. }) = *self;
+        let (KvCache::Plain([keys, _])
+        | KvCache::Quantized { words: [keys, _], .. }
+        | KvCache::Rows { cache: keys, .. }) = *self;
         g.shape(keys).iter().nth_back(1).copied().unwrap_or_default()
     }
 
@@ -60,6 +69,7 @@ impl KvCache {
                 });
                 g.quantized_cached_attention(q, k, v, kv_pos, options)
             }
+            KvCache::Rows { .. } => no_keys(g, q),
         }
     }
 
@@ -90,6 +100,18 @@ impl KvCache {
                 });
                 g.quantized_paged_attention(q, k, v, at.positions, at.block_table, options)
             }
+            KvCache::Rows { .. } => no_keys(g, q),
         }
     }
+}
+
+/// Reports a cache of rows for an attention layer.
+#[track_caller]
+fn no_keys(g: &mut Graph, q: NodeId) -> NodeId {
+    let fault = (
+        "the cache has rows of a convolution, but an attention layer has keys and values".to_owned(),
+        "use `KvCache::Plain` or `KvCache::Quantized`",
+    );
+    reject(g, "attention to a cache", Err(fault));
+    q
 }

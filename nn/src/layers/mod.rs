@@ -53,6 +53,7 @@ mod query_growth;
 mod recurrent;
 mod rms_norm;
 mod self_attention;
+mod short_conv;
 mod stored;
 
 pub use activation::Activation;
@@ -74,6 +75,7 @@ pub use query_growth::QueryGrowth;
 pub use recurrent::{Gru, GruStates, Lstm, LstmStates, RecurrentConfig, Rnn, RnnActivation, RnnStates};
 pub use rms_norm::RmsNorm;
 pub use self_attention::{PagedRows, QkNorm, SelfAttention, SelfAttentionConfig, WithKv};
+pub use short_conv::{EarlierRows, ShortConv, ShortConvConfig};
 pub use stored::WeightStorage;
 
 use meganeura_core::{Graph, NodeId};

@@ -36,6 +36,7 @@ pub struct SelfAttentionConfig {
     window: Option<u32>,
     scale: Option<f32>,
     softcap: Option<f32>,
+    sinks: bool,
     rope: Option<f32>,
     scaling: RopeScaling,
     longrope: Option<LongRope>,
@@ -64,6 +65,7 @@ impl SelfAttentionConfig {
             window: None,
             scale: None,
             softcap: None,
+            sinks: false,
             rope: None,
             scaling: RopeScaling::None,
             longrope: None,
@@ -195,6 +197,14 @@ impl SelfAttentionConfig {
         self
     }
 
+    /// Sets whether each head has a trained sink, `{name}.sinks` `[heads]`: a further score without a value. See
+    /// [`AttentionOptions::sinks`].
+    #[must_use]
+    pub fn sinks(mut self, sinks: bool) -> Self {
+        self.sinks = sinks;
+        self
+    }
+
     /// Adds adapters to the targeted projections.
     #[must_use]
     pub fn lora(mut self, lora: Option<LoraConfig>) -> Self {
@@ -301,6 +311,7 @@ impl SelfAttentionConfig {
             v: self.project(g, &scoped(name, "v_proj"), [self.dim, shared], inward, v),
             o: self.project(g, &scoped(name, "o_proj"), [own, self.dim], outward, o),
             qk_norms,
+            sinks: self.sinks.then(|| g.parameter(&scoped(name, "sinks"), &[self.heads])),
             config: self,
         }
     }
@@ -334,6 +345,8 @@ pub struct SelfAttention {
     o: Linear,
     /// Norms of queries and of keys.
     qk_norms: Option<[RmsNorm; 2]>,
+    /// Sinks of the query heads, `[heads]`.
+    sinks: Option<NodeId>,
 }
 
 /// A result of [`SelfAttention::forward_with_kv`].
@@ -528,6 +541,7 @@ impl SelfAttention {
             window: config.window,
             scale: config.scale,
             softcap: config.softcap,
+            sinks: self.sinks.map(Value::from),
             ..AttentionOptions::new(
                 narrow(config.heads),
                 narrow(config.kv_heads),

@@ -17,6 +17,10 @@ pub const POSITIONS: &str = "positions";
 pub const SLOTS: &str = "slots";
 /// Name of the input with the blocks of each token's sequence.
 pub const BLOCK_TABLE: &str = "block_table";
+/// Name of the input with the rows of the cache that contain the tokens before each row, the latest first, for models with short
+/// convolutions ([`LlamaConfig::earlier_rows`] columns). They are indices of rows in all sequences or blocks of a cache together. A
+/// token before the first one of its sequence may have any valid index.
+pub const EARLIER_ROWS: &str = "earlier_rows";
 /// Name of the input with the temperature of each row that a token is drawn for.
 pub const TEMPERATURES: &str = "temperatures";
 /// Name of the input with the seeds of each row that a token is drawn for.
@@ -51,6 +55,11 @@ pub fn kv_cache_names(layer: usize) -> [String; 2] {
     ["k", "v"].map(|which| format!("kv_cache.layer.{layer}.{which}"))
 }
 
+/// Returns the name of the parameter that caches the rows of a layer's short convolution.
+pub fn conv_cache_name(layer: usize) -> String {
+    format!("kv_cache.layer.{layer}.conv")
+}
+
 /// Returns the names of the parameters with the scales of cached keys and values of a layer, which caches of
 /// [`CacheType::Q8`] have.
 pub fn kv_scale_names(layer: usize) -> [String; 2] {
@@ -70,7 +79,7 @@ impl LlamaConfig {
     /// Returns a graph that reads a whole prompt (prefill).
     ///
     /// Input: `tokens`, `u32 [rows]`. Outputs: the logits of the last token, `f32 [1, vocab]`, then
-    /// the keys and the values of each layer, `f32 [rows, kv_width]`, as stored in the caches of
+    /// the keys and the values of each layer, `f32 [rows, kv_width]`, or the rows of its convolution, `f32 [rows, dim]`, as stored in the caches of
     /// [`LlamaConfig::decode_graph`]. With [`LlamaConfig::longrope`], they match a graph with a
     /// capacity of `rows`.
     #[track_caller]
@@ -78,11 +87,11 @@ impl LlamaConfig {
         let mut g = Graph::new();
         let tokens = g.input_u32(TOKENS, &[rows]);
         let model = self.build(&mut g, "");
-        let (x, kv) = model.forward_with_kv(&mut g, tokens);
+        let (x, cached) = model.forward_with_rows(&mut g, tokens);
         let last = g.slice_axis(x, 0, rows.saturating_sub(1), rows);
         let logits = model.logits(&mut g, last);
         let mut outputs = vec![logits];
-        outputs.extend(kv.into_iter().flatten());
+        outputs.extend(cached);
         g.set_outputs(outputs);
         g
     }
@@ -93,7 +102,7 @@ impl LlamaConfig {
     /// `batch` are the axes before the rows, `[]` for one sequence. Inputs: `tokens`,
     /// `u32 [batch..., rows]`, and `kv_pos`, the number of cached tokens of each sequence,
     /// `u32 [batch...]`, or `[1]` for one. Each layer's keys and values are written into parameters
-    /// named by [`kv_cache_names`], `[batch..., capacity, kv_width]` of
+    /// named by [`kv_cache_names`], or the rows of its convolution into [`conv_cache_name`], `[batch..., capacity, kv_width or dim]` of
     /// [`LlamaConfig::cache_type`], which are not trained. [`CacheType::Q8`] has words
     /// `u32 [..., kv_width / 4]`, with scales `f16 [..., kv_width / 32]` named by [`kv_scale_names`]. Output: the logits,
     /// `f32 [batch..., rows, vocab]`, or `[batch..., 1, vocab]` of one row.
@@ -104,8 +113,8 @@ impl LlamaConfig {
         let tokens = g.input_u32(TOKENS, &[batch, &[rows]].concat());
         let kv_pos = g.input_u32(KV_POS, per_sequence);
         let model = self.build(&mut g, "");
-        let shape = [batch, &[capacity, self.kv_width()]].concat();
-        let caches = self.caches(&mut g, &shape);
+        let earlier = self.earlier_input(&mut g, &[batch, &[rows]].concat());
+        let caches = self.caches(&mut g, &[batch, &[capacity]].concat(), earlier);
         let mut x = model.forward_cached(&mut g, tokens, &caches, kv_pos);
         if logits == LogitsOf::OneRow {
             x = self.one_row(&mut g, x, batch, rows);
@@ -182,7 +191,8 @@ impl LlamaConfig {
             g.input(ADAPTER_SCALES, &[rows, lora.rank]);
         }
         let model = self.build(g, "");
-        let caches = self.caches(g, &[cache.blocks, cache.block_rows, self.kv_width()]);
+        let earlier = self.earlier_input(g, &[rows]);
+        let caches = self.caches(g, &[cache.blocks, cache.block_rows], earlier);
         let mut x = model.forward_paged(g, tokens, &caches, at);
         if logits < rows {
             let chosen = g.input_u32(LOGITS_ROW, &[logits]);
@@ -209,6 +219,9 @@ impl LlamaConfig {
     /// Returns the names of the parameters that cache keys and values of a layer: [`kv_cache_names`], and with
     /// [`CacheType::Q8`] [`kv_scale_names`].
     pub fn cache_names(&self, layer: usize) -> Vec<String> {
+        if self.short_conv_of(layer).is_some() {
+            return vec![conv_cache_name(layer)];
+        }
         let mut names = kv_cache_names(layer).to_vec();
         if self.cache_type == CacheType::Q8 {
             names.extend(kv_scale_names(layer));
@@ -216,10 +229,31 @@ impl LlamaConfig {
         names
     }
 
-    /// Registers the caches of all layers, which are not trained.
+    /// Registers the input [`EARLIER_ROWS`] for rows of this shape, if the model needs it.
     #[track_caller]
-    fn caches(&self, g: &mut Graph, shape: &[usize]) -> Vec<KvCache> {
-        (0..self.layers).map(|layer| self.cache(g, layer, shape)).collect()
+    fn earlier_input(&self, g: &mut Graph, rows: &[usize]) -> Option<NodeId> {
+        let count = self.earlier_rows();
+        (count > 0).then(|| g.input_u32(EARLIER_ROWS, &[rows, &[count]].concat()))
+    }
+
+    /// Registers the caches of all layers, which are not trained. `rows` is their shape without the width of a row.
+    #[track_caller]
+    fn caches(&self, g: &mut Graph, rows: &[usize], earlier: Option<NodeId>) -> Vec<KvCache> {
+        let of_layer = |layer| {
+            if self.short_conv_of(layer).is_none() {
+                return self.cache(g, layer, &[rows, &[self.kv_width()]].concat());
+            }
+            let dtype = if self.cache_type == CacheType::F32 {
+                DType::F32
+            } else {
+                DType::F16
+            };
+            let cache = g.parameter_typed(&conv_cache_name(layer), &[rows, &[self.dim]].concat(), dtype);
+            // With a single tap, nothing is read.
+            let earlier = earlier.unwrap_or(cache);
+            KvCache::Rows { cache, earlier }
+        };
+        (0..self.layers).map(of_layer).collect()
     }
 
     /// Registers the cache of a layer with keys and values `[..., rows, width]` of this shape.

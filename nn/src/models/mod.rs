@@ -45,13 +45,13 @@ mod vit;
 pub use bert::{ATTENTION_MASK, Bert, BertConfig, POOLING_WEIGHTS};
 pub use cnn::{Cnn, CnnConfig};
 pub use decode::{
-    ADAPTER_SCALES, BLOCK_TABLE, KV_POS, LOGITS_ROW, LogitsOf, MIN_PS, POSITIONS, PagedCache, SEEDS, SLOTS,
-    TEMPERATURES, TOP_KS, TOP_PS, kv_cache_names, kv_scale_names,
+    ADAPTER_SCALES, BLOCK_TABLE, EARLIER_ROWS, KV_POS, LOGITS_ROW, LogitsOf, MIN_PS, POSITIONS, PagedCache, SEEDS,
+    SLOTS, TEMPERATURES, TOP_KS, TOP_PS, conv_cache_name, kv_cache_names, kv_scale_names,
 };
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
 pub use llama::{
-    CacheType, LayerSet, Llama, LlamaBlock, LlamaConfig, MoeConfig, NormPlacement, Routing, StorageMap, TARGET_WEIGHTS,
-    TARGETS, TOKENS, language_model, weighted_language_model,
+    CacheType, LayerSet, Llama, LlamaBlock, LlamaConfig, MoeConfig, NormPlacement, Routing, ShortConvLayers,
+    StorageMap, TARGET_WEIGHTS, TARGETS, TOKENS, language_model, weighted_language_model,
 };
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};

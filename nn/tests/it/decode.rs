@@ -89,6 +89,7 @@ fn models() -> Vec<(&'static str, LlamaConfig)> {
                     normalize: true,
                     routing: Routing::Sigmoid,
                     shared_hidden: Some(9),
+                    biases: false,
                     dense_layers: [0].into_iter().collect(),
                 }),
                 routed_scaling: Some(1.7),

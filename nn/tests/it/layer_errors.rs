@@ -34,6 +34,7 @@ fn a_language_model_of_wrong_sizes_names_its_fields() {
             hidden: 16,
             normalize: true,
             shared_hidden: None,
+            biases: false,
             dense_layers: LayerSet::NONE,
         }),
         ..LlamaConfig::small(17)

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage};
+use meganeura_nn::models::LlamaConfig;
 use safetensors::SafeTensors;
 
 use super::files::{file, replaced, says, with_count};
@@ -65,8 +66,8 @@ fn every_family_generates() {
 
 /// GGUF files of OLMo 3 have the architecture `olmo2`. Every fourth layer uses YaRN; all other layers have a window.
 #[test]
-fn granite_and_olmo3_have_the_logits_and_texts_of_transformers() {
-    for model in ["granite", "olmo3"] {
+fn files_have_the_logits_and_texts_of_transformers() {
+    for model in ["granite", "olmo3", "lfm2"] {
         let file = path(&format!("{model}_bf16"));
         let expected = transformers::expected(model);
         let prompt = transformers::ids(&expected["prompt_ids"]);
@@ -74,6 +75,27 @@ fn granite_and_olmo3_have_the_logits_and_texts_of_transformers() {
         assert_close(&found, &transformers::logits(model));
         let wanted = transformers::ids(&expected["continuation"]);
         assert_eq!(continuation(&file, None, &prompt, wanted.len()), wanted, "{model}");
+    }
+}
+
+/// Experts in MXFP4 are stored in 8 bits without rounding, with biases and sinks in other types.
+#[test]
+fn gpt_oss_has_the_logits_and_texts_of_transformers() {
+    let (model, file) = ("gpt_oss_mxfp4", path("gpt_oss_mxfp4"));
+    let config = ModelConfig::open(&file).expect("a configuration");
+    let original = ModelConfig::open(&transformers::folder(model)).expect("a configuration");
+    let network = LlamaConfig {
+        weights: original.network.weights,
+        ..config.network
+    };
+    assert_eq!(network, original.network);
+    let expected = transformers::expected(model);
+    let prompt = transformers::ids(&expected["prompt_ids"]);
+    let wanted = transformers::ids(&expected["continuation"]);
+    for weights in [Some(WeightStorage::F32), None] {
+        let found = generator(&file, weights).prompt_logits(&prompt).expect("logits");
+        assert_close(&found, &transformers::logits(model));
+        assert_eq!(continuation(&file, weights, &prompt, wanted.len()), wanted);
     }
 }
 

@@ -6,7 +6,7 @@ use meganeura_core::{Graph, NodeId};
 use super::config::{LlamaConfig, NormPlacement};
 use super::feed_forward::FeedForward;
 use super::scaled;
-use crate::layers::{KvCache, PagedRows, RmsNorm, SelfAttention, WithKv, scoped};
+use crate::layers::{EarlierRows, KvCache, PagedRows, RmsNorm, SelfAttention, ShortConv, WithKv, reject, scoped};
 
 impl LlamaConfig {
     /// Registers a norm over the features of a token, or of queries or keys.
@@ -56,7 +56,10 @@ impl LlamaConfig {
             LlamaBlock {
                 name: name.to_owned(),
                 attention_norms: [norm(g, before_attention), norm(g, after_attention)],
-                attention: self.attention(layer).build(g, &scoped(name, "self_attn")),
+                mixer: match self.short_conv_of(layer) {
+                    Some(conv) => Mixer::ShortConv(conv.build(g, &scoped(name, "conv"))),
+                    None => Mixer::Attention(self.attention(layer).build(g, &scoped(name, "self_attn"))),
+                },
                 feed_forward_norms: [norm(g, before_feed_forward), norm(g, after_feed_forward)],
                 feed_forward: FeedForward::build(self, g, name, layer),
                 residual_multiplier: self.residual_multiplier,
@@ -65,14 +68,22 @@ impl LlamaConfig {
     }
 }
 
+/// The part of a block that combines tokens.
+#[derive(Clone, Debug)]
+enum Mixer {
+    Attention(SelfAttention),
+    ShortConv(ShortConv),
+}
+
 /// One block: causal self-attention with rotary positions, then a gated feed-forward layer (Shazeer, 2020) or a
-/// mixture of such layers ([`MoeConfig`](super::MoeConfig)), each with norms and added to its input.
+/// mixture of such layers ([`MoeConfig`](super::MoeConfig)), each with norms and added to its input. A short convolution may replace the
+/// attention.
 #[derive(Clone, Debug)]
 pub struct LlamaBlock {
     name: String,
-    /// Norms of the input and of the output of the attention.
+    /// Norms of the input and of the output of the mixer.
     attention_norms: [Option<RmsNorm>; 2],
-    attention: SelfAttention,
+    mixer: Mixer,
     /// Norms of the input and of the output of the feed-forward part.
     feed_forward_norms: [Option<RmsNorm>; 2],
     feed_forward: FeedForward,
@@ -83,20 +94,45 @@ impl LlamaBlock {
     /// Applies the block to `x [..., rows, dim] -> [..., rows, dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        self.forward_with_kv(g, x).y
+        self.forward_with_rows(g, x).0
     }
 
     /// Applies the block like [`LlamaBlock::forward`], and also returns the keys and values for a
-    /// cache.
+    /// cache. A block with a short convolution has none.
     #[track_caller]
     pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
+        let (y, rows) = self.forward_with_rows(g, x);
+        match *rows.as_slice() {
+            [k, v] => WithKv { y, kv: [k, v] },
+            _ => {
+                let remedy = "use `forward_with_rows`";
+                reject(
+                    g,
+                    &self.name,
+                    Err(("a short convolution has no keys and values".to_owned(), remedy)),
+                );
+                WithKv { y, kv: [y; 2] }
+            }
+        }
+    }
+
+    /// Applies the block like [`LlamaBlock::forward`], and also returns its rows for a cache: keys and values, or the inputs of
+    /// the convolution.
+    #[track_caller]
+    pub fn forward_with_rows(&self, g: &mut Graph, x: impl Into<Value>) -> (NodeId, Vec<NodeId>) {
         let x = x.into();
         let y = self.attention_input(g, x);
-        let attended = self.attention.forward_with_kv(g, y);
-        WithKv {
-            y: self.add_feed_forward(g, x, attended.y),
-            ..attended
-        }
+        let (y, rows) = match &self.mixer {
+            Mixer::Attention(attention) => {
+                let WithKv { y, kv } = attention.forward_with_kv(g, y);
+                (y, kv.to_vec())
+            }
+            Mixer::ShortConv(conv) => {
+                let [y, rows] = conv.forward_with_rows(g, y);
+                (y, vec![rows])
+            }
+        };
+        (self.add_feed_forward(g, x, y), rows)
     }
 
     /// Adds a decode step with the block's cache: see [`SelfAttention::forward_cached`].
@@ -108,9 +144,20 @@ impl LlamaBlock {
         cache: impl Into<KvCache>,
         kv_pos: NodeId,
     ) -> NodeId {
-        let x = x.into();
+        let (x, cache) = (x.into(), cache.into());
         let y = self.attention_input(g, x);
-        let y = self.attention.forward_cached(g, y, cache, kv_pos);
+        let y = match (&self.mixer, cache) {
+            (Mixer::Attention(attention), cache) => attention.forward_cached(g, y, cache, kv_pos),
+            (Mixer::ShortConv(conv), KvCache::Rows { cache, earlier }) => {
+                let positions = positions_of(g, y, kv_pos);
+                let earlier = EarlierRows {
+                    rows: earlier,
+                    positions,
+                };
+                conv.forward_cached(g, y, earlier, |g, new| g.cache_write(new, cache, kv_pos))
+            }
+            (Mixer::ShortConv(conv), _) => self.no_rows(g, conv, y),
+        };
         self.add_feed_forward(g, x, y)
     }
 
@@ -123,10 +170,29 @@ impl LlamaBlock {
         cache: impl Into<KvCache>,
         at: PagedRows,
     ) -> NodeId {
-        let x = x.into();
+        let (x, cache) = (x.into(), cache.into());
         let y = self.attention_input(g, x);
-        let y = self.attention.forward_paged(g, y, cache, at);
+        let y = match (&self.mixer, cache) {
+            (Mixer::Attention(attention), cache) => attention.forward_paged(g, y, cache, at),
+            (Mixer::ShortConv(conv), KvCache::Rows { cache, earlier }) => {
+                let positions = at.positions;
+                let earlier = EarlierRows {
+                    rows: earlier,
+                    positions,
+                };
+                conv.forward_cached(g, y, earlier, |g, new| g.paged_cache_write(new, cache, at.slots))
+            }
+            (Mixer::ShortConv(conv), _) => self.no_rows(g, conv, y),
+        };
         self.add_feed_forward(g, x, y)
+    }
+
+    /// Reports a cache of keys and values for a short convolution.
+    #[track_caller]
+    fn no_rows(&self, g: &mut Graph, conv: &ShortConv, y: Value) -> NodeId {
+        let message = "a short convolution caches rows, found a cache of keys and values".to_owned();
+        reject(g, &self.name, Err((message, "use `KvCache::Rows`")));
+        conv.forward(g, y)
     }
 
     #[track_caller]
@@ -152,6 +218,20 @@ impl LlamaBlock {
         let y = self.feed_forward.forward(g, y, &self.name);
         self.add(g, x.into(), y, &self.feed_forward_norms[1])
     }
+}
+
+/// Returns the position of each row of `x [..., rows, dim]`, `[..., rows]`. `kv_pos` contains the position of the first row of each
+/// sequence.
+#[track_caller]
+fn positions_of(g: &mut Graph, x: Value, kv_pos: NodeId) -> NodeId {
+    let shape = g.shape(x).to_vec();
+    let (rows, leading) = match shape.as_slice() {
+        [leading @ .., rows, _] => (*rows, leading),
+        _ => (0, &[][..]),
+    };
+    let first = g.reshape(kv_pos, &[leading, &[1]].concat());
+    let own = g.constant_u32((0..rows).map(|row| row as u32).collect(), &[rows]);
+    g.add(first, own)
 }
 
 #[track_caller]

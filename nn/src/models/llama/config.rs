@@ -5,8 +5,8 @@ use meganeura_core::ops::RopeScaling;
 
 use super::{CacheType, MoeConfig, StorageMap};
 use crate::layers::{
-    Activation, Fault, LongRope, LoraConfig, QkNorm, QueryGrowth, SelfAttentionConfig, WeightStorage, check_eps,
-    check_heads, check_rotary_dim, check_sizes, check_theta,
+    Activation, Fault, LongRope, LoraConfig, QkNorm, QueryGrowth, SelfAttentionConfig, ShortConvConfig, WeightStorage,
+    check_eps, check_heads, check_rotary_dim, check_sizes, check_theta,
 };
 
 /// The position of the norms in the two parts of a block, attention and feed-forward.
@@ -51,6 +51,22 @@ impl FromIterator<usize> for LayerSet {
     }
 }
 
+/// Layers with a gated short convolution in place of attention: see [`ShortConv`](crate::layers::ShortConv).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ShortConvLayers {
+    /// The layers.
+    pub layers: LayerSet,
+    /// Number of tokens that a token's result depends on, itself included.
+    pub taps: usize,
+    /// True if the projections and the convolution have a bias.
+    pub bias: bool,
+}
+
+impl ShortConvLayers {
+    /// Maximum number of taps.
+    pub const MAX_TAPS: usize = 64;
+}
+
 /// Options of a [`Llama`](super::Llama) model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaConfig {
@@ -91,6 +107,8 @@ pub struct LlamaConfig {
     /// Number of latest positions that a position sees, itself included; all if `None` (Mistral
     /// 7B).
     pub window: Option<u32>,
+    /// Layers with a short convolution in place of attention (LFM2).
+    pub short_conv: Option<ShortConvLayers>,
     /// Layers that see all positions despite a window (`full_attention` in `layer_types`; Gemma 2
     /// and 3).
     pub full_attention_layers: LayerSet,
@@ -103,11 +121,16 @@ pub struct LlamaConfig {
     /// Memory then grows with the number of scores. In a step with a paged cache, this is the number of tokens times
     /// the maximum number of positions of a sequence, for each head.
     pub attention_softcap: Option<f32>,
+    /// True if each head has an attention sink, a trained score without a value (gpt-oss).
+    pub attention_sinks: bool,
     /// Soft cap of the logits, in the same form (`final_logit_softcapping`).
     pub logit_softcap: Option<f32>,
     /// Activation of the gate in the feed-forward layers: SiLU (SwiGLU; Shazeer, 2020), or GELU in its tanh
     /// approximation (GeGLU; Gemma).
     pub activation: Activation,
+    /// Limit `l` of the gated feed-forward layers of gpt-oss (OpenAI, 2025), which replaces the activation:
+    /// `(clamp(up, -l, l) + 1) * gate' * sigmoid(1.702 gate')` with `gate' = min(gate, l)`.
+    pub gate_limit: Option<f32>,
     /// Position of the norms in a block.
     pub norms: NormPlacement,
     /// True if the norms multiply by `1 + weight` (Gemma; `zero_centered_gamma` of Transformer
@@ -165,12 +188,15 @@ impl LlamaConfig {
             rotary_dim: None,
             nope_layers: LayerSet::NONE,
             window: None,
+            short_conv: None,
             full_attention_layers: LayerSet::NONE,
             qk_norm: QkNorm::None,
             attention_scale: None,
             attention_softcap: None,
+            attention_sinks: false,
             logit_softcap: None,
             activation: Activation::Silu,
+            gate_limit: None,
             norms: NormPlacement::Pre,
             zero_centered_norms: false,
             embedding_multiplier: None,
@@ -314,6 +340,12 @@ impl LlamaConfig {
         }
         self.query_growth.map_or(Ok(()), |growth| growth.check())?;
         self.check_cache()?;
+        if let Some(conv) = self.short_conv {
+            let most = ShortConvLayers::MAX_TAPS;
+            if !(1..=most).contains(&conv.taps) {
+                return Err((format!("short_conv.taps is {}", conv.taps), "use 1 to 64 taps"));
+            }
+        }
         match self.window {
             Some(0) => Err((
                 "window is 0".into(),
@@ -355,12 +387,32 @@ impl LlamaConfig {
             ("attention_softcap", self.attention_softcap),
             ("logit_softcap", self.logit_softcap),
             ("logits_scaling", self.logits_scaling),
+            ("gate_limit", self.gate_limit),
         ] {
             if let Some(bound) = bound.filter(|bound| !(*bound > 0.0 && bound.is_finite())) {
                 return Err((format!("{name} is {bound}"), "it is finite and above 0, or `None`"));
             }
         }
         Ok(())
+    }
+
+    /// Returns the short convolution of a layer, if it has one in place of attention.
+    pub(in crate::models) fn short_conv_of(&self, layer: usize) -> Option<ShortConvConfig> {
+        let conv = self.short_conv.filter(|conv| conv.layers.contains(layer))?;
+        Some(ShortConvConfig {
+            dim: self.dim,
+            taps: conv.taps,
+            bias: conv.bias,
+            storages: ["conv.in_proj", "conv.out_proj"].map(|module| self.weights.of_layer(layer, module)),
+        })
+    }
+
+    /// Returns the number of earlier tokens that a row of a step needs: the columns of the input
+    /// [`EARLIER_ROWS`](crate::models::EARLIER_ROWS). 0 for a model without it.
+    pub fn earlier_rows(&self) -> usize {
+        self.short_conv
+            .filter(|conv| !conv.layers.is_empty())
+            .map_or(0, |conv| conv.taps - 1)
     }
 
     /// Returns true if a layer is limited to the window.
@@ -377,6 +429,7 @@ impl LlamaConfig {
             .zero_centered_norms(self.zero_centered_norms)
             .scale(self.attention_scale)
             .softcap(self.attention_softcap)
+            .sinks(self.attention_sinks)
             .lora(self.lora)
             .storages(["q_proj", "k_proj", "v_proj", "o_proj"].map(|module| self.weights.of_layer(layer, module)));
         if let Some(head_dim) = self.head_dim {

@@ -36,6 +36,8 @@ pub struct MoeConfig {
     /// Number of features inside the shared expert, if there is one: all tokens use it, in addition to their chosen
     /// experts. With [`Routing::Softmax`], it has a gate of its own (Qwen2-MoE).
     pub shared_hidden: Option<usize>,
+    /// True if the router and the experts have a bias (gpt-oss).
+    pub biases: bool,
     /// Layers with a dense feed-forward part instead of experts, of [`LlamaConfig::hidden`]
     /// features.
     pub dense_layers: LayerSet,
@@ -99,21 +101,41 @@ pub(super) struct GatedFeedForward<L> {
     up: L,
     down: L,
     activation: Activation,
+    limit: Option<f32>,
 }
 
 impl<L> GatedFeedForward<L> {
     /// Returns the input of the last layer.
     #[track_caller]
     fn inside(&self, g: &mut Graph, [gate, up]: [NodeId; 2], block: &str) -> NodeId {
-        let y = match self.activation {
-            Activation::Silu => g.swiglu(gate, up),
-            activation => {
+        let y = match (self.limit, self.activation) {
+            (Some(limit), _) => limited_gate(g, [gate, up], limit),
+            (None, Activation::Silu) => g.swiglu(gate, up),
+            (None, activation) => {
                 let gate = activation.forward(g, gate);
                 g.mul(gate, up)
             }
         };
         g.named(y, block)
     }
+}
+
+/// Factor of the gate inside the sigmoid with a limit.
+const GATE_FACTOR: f32 = 1.702;
+
+/// Returns `(up + 1) * gate * sigmoid(1.702 * gate)`, with `gate` at most the limit, and `up` between its negative and itself: see
+/// [`LlamaConfig::gate_limit`].
+#[track_caller]
+fn limited_gate(g: &mut Graph, [gate, up]: [NodeId; 2], limit: f32) -> NodeId {
+    let [least, most, factor, one] = [-limit, limit, GATE_FACTOR, 1.0].map(|x| g.scalar(x));
+    let gate = g.minimum(gate, most);
+    let up = g.minimum(up, most);
+    let up = g.maximum(up, least);
+    let inside = g.mul(gate, factor);
+    let share = g.sigmoid(inside);
+    let gate = g.mul(gate, share);
+    let up = g.add(up, one);
+    g.mul(up, gate)
 }
 
 impl GatedFeedForward<Linear> {
@@ -155,6 +177,7 @@ impl LlamaConfig {
             up: linear(g, "up_proj", [self.dim, hidden]),
             down: linear(g, "down_proj", [hidden, self.dim]),
             activation: self.activation,
+            limit: self.gate_limit,
         }
     }
 }
@@ -176,9 +199,9 @@ impl Mixture {
     #[track_caller]
     fn build(config: &LlamaConfig, g: &mut Graph, mlp: &str, moe: MoeConfig, layer: usize) -> Self {
         // Routers are small, and rounding them would change the choice of experts.
-        let exact = |g: &mut Graph, child: &str, outputs: usize| {
+        let exact = |g: &mut Graph, child: &str, outputs: usize, bias: bool| {
             let init = Init::Normal { std: 0.02 };
-            let linear = LinearConfig::new(config.dim, outputs).bias(false).init(init);
+            let linear = LinearConfig::new(config.dim, outputs).bias(bias).init(init);
             linear.build(g, &scoped(mlp, child))
         };
         let experts = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
@@ -188,11 +211,12 @@ impl Mixture {
                 &name,
                 [moe.experts, inputs, outputs],
                 config.weights.of_layer(layer, child),
+                moe.biases,
             )
         };
         Mixture {
             moe,
-            router: exact(g, "gate", moe.experts),
+            router: exact(g, "gate", moe.experts, moe.biases),
             choice_bias: (moe.routing == Routing::Sigmoid).then(|| {
                 let bias = g.parameter(&scoped(mlp, "gate.e_score_correction_bias"), &[moe.experts]);
                 g.trainable(bias, false)
@@ -202,11 +226,12 @@ impl Mixture {
                 up: experts(g, "up_proj", [config.dim, moe.hidden]),
                 down: experts(g, "down_proj", [moe.hidden, config.dim]),
                 activation: config.activation,
+                limit: config.gate_limit,
             },
             shared: moe.shared_hidden.map(|hidden| match moe.routing {
                 Routing::Softmax => {
                     let shared = config.gated(g, mlp, "shared_expert.", hidden, layer);
-                    (shared, Some(exact(g, "shared_expert_gate", 1)))
+                    (shared, Some(exact(g, "shared_expert_gate", 1, false)))
                 }
                 Routing::Sigmoid => (config.gated(g, mlp, "shared_experts.", hidden, layer), None),
             }),

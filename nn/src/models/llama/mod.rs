@@ -8,7 +8,7 @@ mod storage;
 
 pub use block::LlamaBlock;
 pub use cache::CacheType;
-pub use config::{LayerSet, LlamaConfig, NormPlacement};
+pub use config::{LayerSet, LlamaConfig, NormPlacement, ShortConvLayers};
 pub use feed_forward::{MoeConfig, Routing};
 pub use storage::StorageMap;
 
@@ -16,7 +16,7 @@ use meganeura_core::graph::{NodeKind, Value};
 use meganeura_core::{Graph, Init, NodeId};
 
 use crate::layers::{
-    Embedding, EmbeddingConfig, KvCache, LORA_PART, Linear, LinearConfig, PagedRows, RmsNorm, WithKv, reject, scoped,
+    Embedding, EmbeddingConfig, KvCache, LORA_PART, Linear, LinearConfig, PagedRows, RmsNorm, reject, scoped,
 };
 
 impl LlamaConfig {
@@ -27,7 +27,9 @@ impl LlamaConfig {
     /// `.post_feedforward_layernorm`. Layers with experts have `.mlp.gate`, `.mlp.experts.gate_proj` (`up_proj`,
     /// `down_proj`), each with the matrices of all experts, `[experts, outputs, inputs]`, and maybe
     /// `.mlp.shared_expert.gate_proj` (...) and `.mlp.shared_expert_gate`. With [`Routing::Sigmoid`], they also have
-    /// `.mlp.gate.e_score_correction_bias`, and shared experts are `.mlp.shared_experts.gate_proj` (...). Weights of linear layers are
+    /// `.mlp.gate.e_score_correction_bias`, and shared experts are `.mlp.shared_experts.gate_proj` (...). Attention sinks are
+    /// `.self_attn.sinks`. Layers with a short convolution have `.conv.in_proj`, `.conv.conv` and `.conv.out_proj` in place of
+    /// `.self_attn`. Weights of linear layers are
     /// `[inputs, outputs]`, the transpose of a checkpoint's. With adapters, everything else is frozen.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Llama {
@@ -110,15 +112,14 @@ impl Llama {
         self.logits(g, x)
     }
 
-    /// Returns the blocks' results for `u32` tokens `[..., rows]`, and each block's keys and
-    /// values.
+    /// Returns the blocks' results for `u32` tokens `[..., rows]`, and the rows of each block for its cache.
     #[track_caller]
-    pub(super) fn forward_with_kv(&self, g: &mut Graph, tokens: NodeId) -> (NodeId, Vec<[NodeId; 2]>) {
+    pub(super) fn forward_with_rows(&self, g: &mut Graph, tokens: NodeId) -> (NodeId, Vec<NodeId>) {
         let mut x = self.embed(g, tokens);
         let mut all = Vec::new();
         for block in &self.blocks {
-            let WithKv { y, kv } = block.forward_with_kv(g, x);
-            all.push(kv);
+            let (y, rows) = block.forward_with_rows(g, x);
+            all.extend(rows);
             x = y;
         }
         (x, all)

@@ -7,22 +7,24 @@ use crate::layers::{LORA_LAYERS, WeightStorage};
 
 /// Matrices of a layer, by the ends of their names. Matrices of experts have the storage of the
 /// corresponding dense matrix.
-const MATRICES: [&str; LORA_LAYERS.len() + SHARED.len()] = {
-    let mut all = [""; LORA_LAYERS.len() + SHARED.len()];
-    let (dense, shared) = all.split_at_mut(LORA_LAYERS.len());
+const MATRICES: [&str; LORA_LAYERS.len() + OTHERS.len()] = {
+    let mut all = [""; LORA_LAYERS.len() + OTHERS.len()];
+    let (dense, others) = all.split_at_mut(LORA_LAYERS.len());
     dense.copy_from_slice(&LORA_LAYERS);
-    shared.copy_from_slice(&SHARED);
+    others.copy_from_slice(&OTHERS);
     all
 };
 
-/// Matrices of the shared expert, with a gate of its own and without one.
-const SHARED: [&str; 6] = [
+/// Matrices of the shared expert, with a gate of its own and without one, and of short convolutions.
+const OTHERS: [&str; 8] = [
     "shared_expert.gate_proj",
     "shared_expert.up_proj",
     "shared_expert.down_proj",
     "shared_experts.gate_proj",
     "shared_experts.up_proj",
     "shared_experts.down_proj",
+    "conv.in_proj",
+    "conv.out_proj",
 ];
 
 /// The storage type of each matrix of a [`LlamaConfig`](super::LlamaConfig): one for all, or mixed
@@ -55,8 +57,8 @@ fn place(name: &str) -> Option<MatrixName> {
         _ => {
             parts.find(|part| *part == "layers")?;
             let layer = parts.next()?.parse().ok()?;
-            let shared = SHARED.iter().find(|end| module.ends_with(*end));
-            Some(MatrixName::Layer(layer, matrix(shared.unwrap_or(&last))?))
+            let other = OTHERS.iter().find(|end| module.ends_with(*end));
+            Some(MatrixName::Layer(layer, matrix(other.unwrap_or(&last))?))
         }
     }
 }
