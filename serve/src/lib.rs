@@ -38,6 +38,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use meganeura_core::{Error, Result};
+use meganeura_llm::large_stack;
 use meganeura_llm::{
     ChatTemplate, Embedder, EmbedderOptions, EncoderConfig, Engine, EngineOptions, SamplingDefaults, Tokenizer,
 };
@@ -388,6 +389,33 @@ fn check_threads(count: usize) -> Result<()> {
     }
 }
 
+/// Address space that the server needs after its start, in bytes: some threads with large stacks, all threads that prepare requests, and
+/// the data of requests.
+fn needed_address_space() -> u64 {
+    let stacks = 2 * large_stack::STACK + Preparation::threads() * STACK;
+    (stacks + (768 << 20)) as u64
+}
+
+/// Checks that the process may use enough memory for requests. Otherwise, an allocation would fail later and end the process.
+///
+/// # Errors
+/// [`Error::InvalidUse`] with both sizes.
+fn check_address_space() -> Result<()> {
+    let (free, needed) = (large_stack::free_address_space(), needed_address_space());
+    if free >= needed {
+        return Ok(());
+    }
+    let mib = |bytes: u64| bytes >> 20;
+    Err(Error::misuse(
+        format!(
+            "the server needs {} MiB of address space for requests, and has {} MiB",
+            mib(needed),
+            mib(free)
+        ),
+        "raise the limit of memory (ulimit -v)",
+    ))
+}
+
 impl Server {
     /// Opens the model and listens on the port.
     ///
@@ -437,6 +465,7 @@ impl Server {
         } else {
             options.open_engine()?
         };
+        check_address_space()?;
         Ok(Server {
             runtime,
             listener,

@@ -115,6 +115,20 @@ fn no_limit_of_the_address_space_ends_a_training_without_words() {
 }
 
 #[test]
+fn a_server_without_address_space_for_requests_does_not_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/transformers/llama");
+    let model = model.to_str().expect("UTF-8");
+    let args = ["serve", "--device", "cpu", "--port", "0", "--model", model];
+    let (code, out, err) = limited(folder.path(), "-v 1200000", &args);
+    assert_eq!(code, Some(1), "{out}{err}");
+    assert!(
+        err.contains("of address space for requests") && err.contains("ulimit -v"),
+        "{err}"
+    );
+}
+
+#[test]
 fn a_table_of_millions_of_columns_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("wide.csv");

@@ -252,7 +252,10 @@ fn on_large_stack<T: Send>(reserve: usize, work: impl FnOnce() -> Result<T> + Se
             what: "a thread that compiles the grammar".into(),
             bytes: STACK,
         }),
-        StackError::Panicked => Err(Error::misuse("the grammar cannot be compiled: the compiler failed on it", "")),
+        StackError::Panicked => Err(Error::misuse(
+            "the grammar cannot be compiled: the compiler failed on it",
+            "",
+        )),
     })
 }
 

@@ -106,7 +106,10 @@ fn a_client_of_http10_that_closes_its_side_is_soon_gone() {
     let server = TestServer::with(options);
     let request = |max_tokens: usize, n: usize| {
         let body = json!({"prompt": "a", "max_tokens": max_tokens, "ignore_eos": true, "n": n}).to_string();
-        let head = format!("POST /v1/completions HTTP/1.0\r\nContent-Length: {}\r\n\r\n", body.len());
+        let head = format!(
+            "POST /v1/completions HTTP/1.0\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
         head + &body
     };
     // A quick answer arrives.
@@ -114,7 +117,9 @@ fn a_client_of_http10_that_closes_its_side_is_soon_gone() {
     assert!(answer.starts_with("HTTP/1.0 200"), "{answer}");
     for further in ["", "GET /health HTTP/1.0\r\n\r\n"] {
         let mut stream = server.connect();
-        stream.write_all((request(120, 100) + further).as_bytes()).expect("sent");
+        stream
+            .write_all((request(120, 100) + further).as_bytes())
+            .expect("sent");
         while server.get("/health").json()["running"] == 0 {}
         let start = Instant::now();
         drop(stream);
