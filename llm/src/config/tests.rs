@@ -5,7 +5,7 @@ use std::path::Path;
 use meganeura_core::Result;
 use meganeura_core::ops::RopeScaling;
 use meganeura_nn::layers::{Activation, LongRope, QkNorm};
-use meganeura_nn::models::NormPlacement;
+use meganeura_nn::models::{NormPlacement, Routing};
 
 use super::{ModelConfig, Projections};
 
@@ -462,4 +462,57 @@ fn a_text_part_is_read() {
     );
     assert_eq!((config.context, config.stop), (131_072, vec![1, 106]));
     assert!(network.full_attention_layers.contains(5) && !network.full_attention_layers.contains(0));
+}
+
+/// Fields of the configurations of gpt-oss-20b and LFM2-1.2B.
+#[test]
+fn published_configurations_of_gpt_oss_and_lfm2() {
+    let text = r#"{"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 24,
+        "num_local_experts": 32, "num_experts_per_tok": 4, "rope_theta": 150000, "rope_scaling": {"rope_type": "yarn",
+        "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096},
+        "quantization_config": {"quant_method": "mxfp4"}, "eos_token_id": 200002}"#;
+    let config = ModelConfig::parse(text, Path::new("config.json")).expect("a model");
+    let network = config.network;
+    assert_eq!((network.heads, network.kv_heads, network.head_dim), (64, 8, Some(64)));
+    assert_eq!((network.window, network.gate_limit), (Some(128), Some(7.0)));
+    assert!(network.attention_sinks && network.qkv_bias && network.attention_out_bias && !network.tied_embeddings);
+    assert!(network.full_attention_layers.contains(1) && !network.full_attention_layers.contains(0));
+    assert!(network.longrope.is_some());
+    let moe = network.moe.expect("experts");
+    assert_eq!((moe.experts, moe.experts_per_token, moe.hidden), (32, 4, 2880));
+    assert!(moe.biases && moe.normalize && moe.routing == Routing::Softmax);
+
+    let text = r#"{"model_type": "lfm2", "hidden_size": 2048, "block_ff_dim": 12288, "num_hidden_layers": 16, "conv_L_cache": 3,
+        "full_attn_idxs": [2, 5, 8, 10, 12, 14], "norm_eps": 1e-05, "tie_embedding": true, "block_auto_adjust_ff_dim": true}"#;
+    let network = ModelConfig::parse(text, Path::new("config.json"))
+        .expect("a model")
+        .network;
+    assert_eq!(
+        (network.hidden, network.heads, network.kv_heads, network.vocab),
+        (8192, 32, 8, 65_536)
+    );
+    assert_eq!(
+        (network.qk_norm, network.rope_theta, network.eps),
+        (QkNorm::PerHead, 1e6, 1e-5)
+    );
+    let conv = network.short_conv.expect("convolutions");
+    let attention: Vec<usize> = (0..16).filter(|&layer| !conv.layers.contains(layer)).collect();
+    assert_eq!(
+        (attention.as_slice(), conv.taps, conv.bias),
+        (&[2, 5, 8, 10, 12, 14][..], 3, false)
+    );
+    assert_eq!(network.earlier_rows(), 2);
+
+    for (text, words) in [
+        (r#""model_type": "gpt_oss", "swiglu_alpha": 2.0"#, "swiglu_alpha"),
+        (r#""model_type": "lfm2", "conv_L_cache": 0"#, "conv_L_cache is 0"),
+        (r#""model_type": "lfm2", "block_multiple_of": 0"#, "block_multiple_of"),
+        (
+            r#""model_type": "lfm2", "layer_types": ["conv"]"#,
+            "layer_types has 1 types",
+        ),
+    ] {
+        let error = parse(text).expect_err("refused").to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }

@@ -107,7 +107,7 @@ fn gathered<'a>(tensor: &Tensor<'a>, first: usize, step: usize) -> Cow<'a, [u8]>
 /// the bytes, and the second half in the upper ones.
 fn in_halves(pairs: &[u8; BLOCK / 2]) -> [u8; BLOCK / 2] {
     let number = |i: usize| pairs[i / 2] >> (4 * (i % 2)) & 15;
-    std::array::from_fn(|i| number(i) | number(i + BLOCK / 2) << 4)
+    std::array::from_fn(|i| number(i) | (number(i + BLOCK / 2) << 4))
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn mxfp4_without_scales() {
         // Rows of one block: number `i` of row `r` has the index `(i + r) % 16`.
-        let pairs = |row: usize| (0..16).map(move |i| ((2 * i + row) % 16 | (2 * i + 1 + row) % 16 << 4) as u8);
+        let pairs = |row: usize| (0..16).map(move |i| (((2 * i + row) % 16) | ((2 * i + 1 + row) % 16) << 4) as u8);
         let bytes: Vec<u8> = (0..4).flat_map(pairs).collect();
         let arrangement = Arrangement::SplitMxfp4 {
             first: 1,

@@ -16,7 +16,7 @@
 //! | [`VitConfig`] | vision transformer |
 //! | [`UnetConfig`] | U-Net, images in and images out |
 //! | [`BertConfig`] | encoders of the BERT family, for embeddings of texts |
-//! | [`LlamaConfig`] | decoder-only language models: Llama, Mistral, Qwen, Gemma, Phi-3, SmolLM3, OLMo 2 and 3, Granite, Ministral 3, GLM-4.5 |
+//! | [`LlamaConfig`] | decoder-only language models: Llama, Mistral, Qwen, Gemma, Phi-3, SmolLM3, OLMo 2 and 3, Granite, Ministral 3, GLM-4.5, gpt-oss, LFM2 |
 //!
 //! ```
 //! use meganeura_nn::models::{CnnConfig, classifier, mlp_classifier};

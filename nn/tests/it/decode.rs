@@ -8,7 +8,8 @@ use meganeura_core::{Graph, Session};
 use meganeura_cpu::CpuDevice;
 use meganeura_nn::layers::{Activation, LongRope, QkNorm, QueryGrowth};
 use meganeura_nn::models::{
-    KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, MoeConfig, NormPlacement, Routing, TOKENS, kv_cache_names,
+    EARLIER_ROWS, KV_POS, LOGITS_ROW, LayerSet, LlamaConfig, LogitsOf, MoeConfig, NormPlacement, Routing,
+    ShortConvLayers, TOKENS,
 };
 
 const VOCAB: usize = 23;
@@ -79,6 +80,37 @@ fn models() -> Vec<(&'static str, LlamaConfig)> {
             },
         ),
         (
+            "sinks, experts with biases and limited gates",
+            LlamaConfig {
+                attention_sinks: true,
+                gate_limit: Some(0.4),
+                window: Some(3),
+                full_attention_layers: [1].into_iter().collect(),
+                moe: Some(MoeConfig {
+                    experts: 4,
+                    experts_per_token: 2,
+                    hidden: 12,
+                    normalize: true,
+                    routing: Routing::Softmax,
+                    shared_hidden: None,
+                    biases: true,
+                    dense_layers: LayerSet::NONE,
+                }),
+                ..small
+            },
+        ),
+        (
+            "a short convolution",
+            LlamaConfig {
+                short_conv: Some(ShortConvLayers {
+                    layers: [0].into_iter().collect(),
+                    taps: 4,
+                    bias: true,
+                }),
+                ..small
+            },
+        ),
+        (
             "growing queries, experts chosen by sigmoids",
             LlamaConfig {
                 query_growth: Some(QueryGrowth { beta: 0.8, context: 2 }),
@@ -97,6 +129,15 @@ fn models() -> Vec<(&'static str, LlamaConfig)> {
             },
         ),
     ]
+}
+
+/// Sets the rows of earlier tokens for rows from position `start` on, if the model has short convolutions.
+fn set_earlier(session: &mut Session, config: &LlamaConfig, start: usize, rows: usize) {
+    let lags = config.earlier_rows();
+    if lags > 0 {
+        let earlier = (start..start + rows).flat_map(|at| (1..=lags).map(move |lag| at.saturating_sub(lag) as u32));
+        session.set_input_u32(EARLIER_ROWS, &earlier.collect::<Vec<_>>());
+    }
 }
 
 fn session(graph: &Graph) -> Session {
@@ -144,6 +185,7 @@ fn decoding_agrees_with_the_whole() {
         for (i, &token) in PROMPT.iter().enumerate() {
             one.set_input_u32(TOKENS, &[token]);
             one.set_input_u32(KV_POS, &[i as u32]);
+            set_earlier(&mut one, &config, i, 1);
             one.step();
             close(name, &one.read_output(VOCAB), &expected[i * VOCAB..][..VOCAB]);
         }
@@ -154,6 +196,7 @@ fn decoding_agrees_with_the_whole() {
             tokens.resize(5, 0);
             pieces.set_input_u32(TOKENS, &tokens);
             pieces.set_input_u32(KV_POS, &[start as u32]);
+            set_earlier(&mut pieces, &config, start, 5);
             pieces.set_input_u32(LOGITS_ROW, &[count as u32 - 1]);
             pieces.step();
             let last = start + count - 1;
@@ -172,15 +215,22 @@ fn a_prompt_is_read_at_once_and_gone_on_with() {
         prefill.step();
         close(name, &prefill.read_output(VOCAB), &expected[5 * VOCAB..][..VOCAB]);
         let mut decode = session(&config.decode_graph(&[], 1, CAPACITY, LogitsOf::AllRows));
-        for (i, cache) in (0..config.layers).flat_map(kv_cache_names).enumerate() {
+        let caches = (0..config.layers).flat_map(|layer| config.cache_names(layer));
+        for (i, cache) in caches.enumerate() {
+            let width = if cache.ends_with("conv") {
+                config.dim
+            } else {
+                config.kv_width()
+            };
             // Unwritten rows are never read.
-            let mut rows = vec![f32::NAN; CAPACITY * config.kv_width()];
-            prefill.read_output_by_index(1 + i, &mut rows[..prompt.len() * config.kv_width()]);
+            let mut rows = vec![f32::NAN; CAPACITY * width];
+            prefill.read_output_by_index(1 + i, &mut rows[..prompt.len() * width]);
             decode.upload_param(&cache, &rows);
         }
         for (i, &token) in (prompt.len()..).zip(rest) {
             decode.set_input_u32(TOKENS, &[token]);
             decode.set_input_u32(KV_POS, &[i as u32]);
+            set_earlier(&mut decode, &config, i, 1);
             decode.step();
             close(name, &decode.read_output(VOCAB), &expected[i * VOCAB..][..VOCAB]);
         }

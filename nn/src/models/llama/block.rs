@@ -57,8 +57,8 @@ impl LlamaConfig {
                 name: name.to_owned(),
                 attention_norms: [norm(g, before_attention), norm(g, after_attention)],
                 mixer: match self.short_conv_of(layer) {
-                    Some(conv) => Mixer::ShortConv(conv.build(g, &scoped(name, "conv"))),
-                    None => Mixer::Attention(self.attention(layer).build(g, &scoped(name, "self_attn"))),
+                    Some(conv) => Mixer::ShortConv(Box::new(conv.build(g, &scoped(name, "conv")))),
+                    None => Mixer::Attention(Box::new(self.attention(layer).build(g, &scoped(name, "self_attn")))),
                 },
                 feed_forward_norms: [norm(g, before_feed_forward), norm(g, after_feed_forward)],
                 feed_forward: FeedForward::build(self, g, name, layer),
@@ -71,8 +71,8 @@ impl LlamaConfig {
 /// The part of a block that combines tokens.
 #[derive(Clone, Debug)]
 enum Mixer {
-    Attention(SelfAttention),
-    ShortConv(ShortConv),
+    Attention(Box<SelfAttention>),
+    ShortConv(Box<ShortConv>),
 }
 
 /// One block: causal self-attention with rotary positions, then a gated feed-forward layer (Shazeer, 2020) or a
