@@ -68,6 +68,10 @@ pub(super) const STRUCTURE: [&str; 56] = [
     "video",
 ];
 
+/// Candidates for the guard, for private use in Unicode. The last one is used if texts contain all of the rest.
+const FIRST: char = '\u{f5a00}';
+const LAST: char = '\u{f5a64}';
+
 /// Inserts guards (a character that occurs nowhere else) into spellings of special tokens in messages.
 pub(super) struct Guard<'a> {
     tokens: Option<(&'a SpecialTokens, &'a AhoCorasick)>,
@@ -78,20 +82,20 @@ pub(super) struct Guard<'a> {
 
 impl<'a> Guard<'a> {
     pub(super) fn new(input: &ChatInput<'a>, removed: &'a [String]) -> Self {
-        /// Candidates for the guard, for private use in Unicode. The last one is used if texts contain all of the rest.
-        const FIRST: char = '\u{f5a00}';
-        const LAST: char = '\u{f5a64}';
         let tokens = input
             .special_tokens
             .and_then(|tokens| Some((tokens, tokens.automaton()?)));
         let kwargs = input.kwargs.into_iter().flat_map(|kwargs| kwargs.values());
         let texts = input.messages.iter().chain(input.tools).chain(kwargs);
-        let is_used = |c: char| {
-            let own = [c.to_string(), escaped(c)];
-            texts.clone().any(|json| own.iter().any(|own| contains(json, own)))
-        };
         let character = match tokens {
-            Some(_) => (FIRST..LAST).find(|&c| !is_used(c)).unwrap_or(LAST),
+            Some(_) => {
+                let mut used = 0;
+                texts.for_each(|json| add_used(json, &mut used));
+                (FIRST..LAST)
+                    .zip(0..)
+                    .find(|(_, bit)| used >> bit & 1_u128 == 0)
+                    .map_or(LAST, |(c, _)| c)
+            }
             None => LAST,
         };
         Guard {
@@ -270,15 +274,34 @@ pub(super) fn removed_texts(source: &str) -> Vec<String> {
     literals.filter(|literal| !literal.is_empty()).collect()
 }
 
-/// Returns true if a text in the JSON contains another one.
-fn contains(json: &Json, c: &str) -> bool {
+/// Adds the candidates in all texts of the JSON, as bits, also those in the form of an escape.
+fn add_used(json: &Json, used: &mut u128) {
     match json {
-        Json::String(text) => text.contains(c),
-        Json::Array(items) => items.iter().any(|item| contains(item, c)),
-        Json::Object(fields) => fields
-            .iter()
-            .any(|(name, field)| name.contains(c) || contains(field, c)),
-        _ => false,
+        Json::String(text) => add_used_of(text, used),
+        Json::Array(items) => items.iter().for_each(|item| add_used(item, used)),
+        Json::Object(fields) => {
+            for (name, field) in fields {
+                add_used_of(name, used);
+                add_used(field, used);
+            }
+        }
+        _ => {}
+    }
+}
+
+fn add_used_of(text: &str, used: &mut u128) {
+    for c in text.chars().filter(|c| (FIRST..LAST).contains(c)) {
+        *used |= 1 << (u32::from(c) - u32::from(FIRST));
+    }
+    // The escapes of all candidates have the same first half.
+    let half = &escaped(FIRST)[..6];
+    for (at, _) in text.match_indices(half) {
+        let c = (FIRST..LAST)
+            .zip(0..)
+            .find(|(c, _)| text[at..].starts_with(&escaped(*c)));
+        if let Some((_, bit)) = c {
+            *used |= 1 << bit;
+        }
     }
 }
 

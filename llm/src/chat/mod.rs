@@ -87,8 +87,8 @@ pub struct ChatTemplate {
     sources: [String; 2],
     /// Texts that the templates remove from messages.
     removed: Vec<String>,
-    /// Common roles that the source of the template does not contain, but whose messages appeared in a rendered text.
-    written: Mutex<Vec<&'static str>>,
+    /// Roles whose messages appeared in a rendered text: of the template, or of the one for tools.
+    written: Mutex<Vec<(String, bool)>>,
     bos: String,
     eos: String,
 }
@@ -161,6 +161,29 @@ impl Mark {
 
 /// Roles that a template may support although its source does not contain their names, as in ChatML.
 const COMMON_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
+/// Checks that ids of tool calls are texts: some templates compare each with all others, which takes long for lists.
+///
+/// # Errors
+/// [`Error::InvalidUse`] with the name of the field.
+fn check_ids(messages: &[Json]) -> Result<()> {
+    for message in messages {
+        let calls = message["tool_calls"].as_array().into_iter().flatten();
+        let ids = calls.map(|call| ("id", &call["id"]));
+        for (field, id) in ids.chain([("tool_call_id", &message["tool_call_id"])]) {
+            if !matches!(id, Json::Null | Json::String(_) | Json::Number(_)) {
+                return Err(Error::misuse(
+                    format!("'{field}' of a message is neither a text nor a number"),
+                    "use the id of the tool call",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Roles that a template supports if its source contains their names.
+const PROVEN_ROLES: [&str; 4] = ["system", "developer", "user", "assistant"];
 
 fn none(path: &Path) -> Error {
     let remedy = "use an instruction-tuned model with a chat template, or use `generate`";
@@ -305,17 +328,22 @@ impl ChatTemplate {
         for message in messages.iter_mut().filter_map(Json::as_object_mut) {
             message.retain(|_, value| !value.is_null());
         }
-        let unnamed = self.check_roles(&mut messages, has_tools)?;
+        let unproven = self.check_roles(&mut messages, has_tools)?;
+        check_ids(&messages)?;
         let input = ChatInput {
             messages: &messages,
             ..*input
         };
         let rendered = self.render_with(template, &input)?;
-        for role in unnamed {
-            if self.written.lock().is_ok_and(|written| written.contains(&role)) {
+        let uses_second = has_tools && self.with_tools.is_some();
+        for role in unproven {
+            let known = (role, uses_second);
+            if self.written.lock().is_ok_and(|written| written.contains(&known)) {
                 continue;
             }
-            // A template without names of roles writes every role; a template with other names may drop the message.
+            let role = known.0.as_str();
+            // A template without names of roles writes every role; a template with other names may drop the message. The name may also
+            // occur in the template for another purpose.
             let mut changed = messages.clone();
             let has_text = |message: &Json| message["content"].as_str().is_some_and(|text| !text.trim().is_empty());
             let Some(message) = changed
@@ -336,29 +364,31 @@ impl ChatTemplate {
                     "use the roles that the model was trained with",
                 ));
             }
-            // A second template may treat the role in another way.
-            if self.with_tools.is_none()
-                && let Ok(mut written) = self.written.lock()
-                && !written.contains(&role)
+            if let Ok(mut written) = self.written.lock()
+                && !written.contains(&known)
             {
-                written.push(role);
+                written.push(known);
             }
         }
         Ok(rendered)
     }
 
-    /// Maps `developer` to `system`, and returns common roles that the template does not name.
-    fn check_roles(&self, messages: &mut [Json], has_tools: bool) -> Result<Vec<&'static str>> {
+    /// Maps `developer` to `system`, and returns the roles that the template may drop: common ones that it does not name, and
+    /// others whose names it contains.
+    fn check_roles(&self, messages: &mut [Json], has_tools: bool) -> Result<Vec<String>> {
         let source = match (has_tools, self.sources[1].as_str()) {
             (true, source) if !source.is_empty() => source,
             _ => &self.sources[0],
         };
         let names = |role: &str| source.contains(&format!("'{role}'")) || source.contains(&format!("\"{role}\""));
-        let mut unnamed = Vec::new();
+        let mut unproven: Vec<String> = Vec::new();
         for message in messages {
             let Some(role) = message["role"].as_str() else { continue };
             // An empty role would match any empty string in the template.
             if !role.is_empty() && names(role) {
+                if !PROVEN_ROLES.contains(&role) && !unproven.iter().any(|other| other == role) {
+                    unproven.push(role.to_owned());
+                }
                 continue;
             }
             if role == "developer" {
@@ -372,11 +402,11 @@ impl ChatTemplate {
                     format!("use {}", COMMON_ROLES.join(", ")),
                 ));
             };
-            if !unnamed.contains(&common) {
-                unnamed.push(common);
+            if !unproven.iter().any(|other| other == common) {
+                unproven.push(common.to_owned());
             }
         }
-        Ok(unnamed)
+        Ok(unproven)
     }
 
     /// Returns true if a template reads the list of tools.

@@ -508,8 +508,8 @@ fn published_configurations_of_gpt_oss_and_lfm2() {
         (r#""model_type": "lfm2", "conv_L_cache": 0"#, "conv_L_cache is 0"),
         (r#""model_type": "lfm2", "block_multiple_of": 0"#, "block_multiple_of"),
         (
-            r#""model_type": "lfm2", "layer_types": ["conv"]"#,
-            "layer_types has 1 types",
+            r#""model_type": "lfm2", "layer_types": ["conv", "conv"]"#,
+            "layer_types has 2 types",
         ),
     ] {
         let error = parse(text).expect_err("refused").to_string();

@@ -151,7 +151,10 @@ mod tests {
     #[test]
     fn mxfp4_without_scales() {
         // Rows of one block: number `i` of row `r` has the index `(i + r) % 16`.
-        let pairs = |row: usize| (0..16).map(move |i| (((2 * i + row) % 16) | ((2 * i + 1 + row) % 16) << 4) as u8);
+        let pairs = |row: usize| {
+            let number = move |i: usize| ((i + row) % 16) as u8;
+            (0..16).map(move |i| number(2 * i) | (number(2 * i + 1) << 4))
+        };
         let bytes: Vec<u8> = (0..4).flat_map(pairs).collect();
         let arrangement = Arrangement::SplitMxfp4 {
             first: 1,

@@ -252,15 +252,15 @@ impl Tokenizer {
             Ok::<_, Error>(encoding.get_ids().to_vec())
         };
         let whole = encode(text)?;
-        if !whole.iter().any(|&id| self.is_special(id)) {
+        if !whole.iter().any(|&id| self.is_control(id)) {
             tokens.extend(whole);
             return Ok(());
         }
-        // The vocabulary itself has the spelling (SentencePiece): it is cut.
+        // The vocabulary itself has the spelling (SentencePiece), or the token is not declared as special: it is cut.
         let mut start = 0;
         for guard in guards.chain([text.len()]) {
             let part = encode(&text[start..guard])?;
-            tokens.extend(part.into_iter().filter(|&id| !self.is_special(id)));
+            tokens.extend(part.into_iter().filter(|&id| !self.is_control(id)));
             start = guard;
         }
         Ok(())
@@ -278,7 +278,13 @@ impl Tokenizer {
         added.get(&token).is_some_and(|token| token.special)
     }
 
-    /// Returns the special tokens, such as `<|im_end|>`.
+    /// Returns true for a special token, and for an added token with the spelling of one.
+    fn is_control(&self, token: u32) -> bool {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&token).is_some_and(is_control)
+    }
+
+    /// Returns the special tokens, such as `<|im_end|>`, and other added tokens with such a spelling.
     pub fn special_tokens(&self) -> SpecialTokens {
         SpecialTokens::new(special_spellings(&self.inner))
     }
@@ -392,10 +398,23 @@ fn without_long_words(text: &str) -> impl Iterator<Item = &str> + Send {
     })
 }
 
+/// Returns true for a special token, and for an added token that is spelled like one: some checkpoints do not declare the tokens of
+/// roles as special (`<｜User｜>` of DeepSeek-R1).
+fn is_control(token: &AddedToken) -> bool {
+    let is_between = |start: &str, end: &str| {
+        let inner = token
+            .content
+            .strip_prefix(start)
+            .and_then(|rest| rest.strip_suffix(end));
+        inner.is_some_and(|inner| !inner.is_empty())
+    };
+    token.special || is_between("<|", "|>") || is_between("<｜", "｜>")
+}
+
 /// Returns the spellings of the special tokens.
 fn special_spellings(inner: &tokenizers::Tokenizer) -> Vec<String> {
     let added = inner.get_added_vocabulary().get_added_tokens_decoder().values();
-    let special = added.filter(|token| token.special && !token.content.is_empty());
+    let special = added.filter(|token| is_control(token) && !token.content.is_empty());
     special.map(|token| token.content.clone()).collect()
 }
 

@@ -251,8 +251,9 @@ fn nested(tool: Value) -> Result<Value, ApiError> {
         Some("function") if tool.get("function").is_none() => {
             let mut function = tool;
             if let Some(fields) = function.as_object_mut() {
-                fields.remove("type");
-                fields.remove("strict");
+                // The order of the other fields is part of the prompt.
+                fields.shift_remove("type");
+                fields.shift_remove("strict");
             }
             Ok(json!({"type": "function", "function": function}))
         }

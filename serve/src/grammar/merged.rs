@@ -286,7 +286,7 @@ mod tests {
         let names = |start: usize| -> Vec<String> { (start..start + 900).map(|i| format!("n{i}")).collect() };
         let object = |start: usize| {
             let properties: Map<String, Value> = names(start).into_iter().map(|name| (name, json!({}))).collect();
-            json!({"properties": properties})
+            json!({"properties": properties, "required": names(start)})
         };
         let required: Vec<Value> = (0..6).map(|i| json!({"required": names(i * 900)})).collect();
         let objects: Vec<Value> = (0..6).map(|i| object(i * 900)).collect();
@@ -379,7 +379,11 @@ mod tests {
             assert!(error.contains("minProperties or maxProperties"), "{error}");
         }
         schema(&json!({"properties": names(35), "minProperties": 1})).expect("few enough");
-        schema(&json!({"properties": names(1000)})).expect("not counted");
+        schema(&json!({"properties": names(480)})).expect("not counted");
+        let error = schema(&json!({"properties": names(481)}))
+            .expect_err("too many")
+            .to_string();
+        assert!(error.contains("at most 480 names"), "{error}");
     }
 
     #[test]
