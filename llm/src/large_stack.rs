@@ -25,8 +25,8 @@ pub enum StackError {
     Panicked,
 }
 
-/// Runs `work` on a new thread with the name `name` and a stack of [`STACK`] bytes, and waits for it. Waits first while too little
-/// of the address space is free and others of these threads are running.
+/// Runs `work` on a new thread with the name `name` and a stack of [`STACK`] bytes, and waits for it. First waits while less
+/// than `reserve` bytes of the address space would stay free and other such threads are running.
 ///
 /// # Errors
 /// `work` panicked, or the system cannot start the thread, or less than `reserve` bytes of the address space would stay free.
@@ -115,7 +115,7 @@ mod tests {
             assert!(status.expect("the test starts").success());
             return;
         }
-        // One stack fits beside the reserve.
+        // One stack and the reserve fit, but not two stacks.
         let limit = process_size().expect("Linux") + (STACK + STACK / 2 + RESERVE) as u64;
         let limit = rustix::process::Rlimit {
             current: Some(limit),

@@ -2,8 +2,8 @@
 //!
 //! TCP reports the same end of input for a client that has left and for one that only sends no more. A client that has left
 //! refuses the data that it receives. An interim response (`100 Continue`, RFC 9110, section 15.2.1) before each check
-//! therefore tells them apart. HTTP/1.0 has no interim responses. There, a client whose input has ended for 1.5 s without an
-//! answer counts as one that has left.
+//! therefore distinguishes them. HTTP/1.0 has no interim responses: a client of HTTP/1.0 counts as disconnected if its input
+//! ended 1.5 s ago and no answer has begun.
 //!
 //! The HTTP layer does not read while it holds bytes after the request, such as a second request. Then [`client_left`] checks
 //! the socket itself.
@@ -29,7 +29,7 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// First and maximum pause between two checks; each pause is twice the previous one.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(2);
-/// Pause after which a client of HTTP/1.0 counts as left. All pauses up to it add up to about twice its length.
+/// Length of the pause after which a client of HTTP/1.0 counts as disconnected. All pauses up to it take about twice as long.
 const LONGEST_HTTP10_LOOK: Duration = Duration::from_millis(800);
 /// Pause between two checks whether the input has ended although the HTTP layer does not read.
 const CONNECTED_LOOK: Duration = Duration::from_millis(500);

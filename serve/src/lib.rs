@@ -25,6 +25,7 @@ mod metrics;
 mod pace;
 mod page;
 mod preparation;
+mod startup;
 mod steps;
 mod text;
 mod unsent;
@@ -33,12 +34,11 @@ mod worker;
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use meganeura_core::{Error, Result};
-use meganeura_llm::large_stack;
 use meganeura_llm::{
     ChatTemplate, Embedder, EmbedderOptions, EncoderConfig, Engine, EngineOptions, SamplingDefaults, Tokenizer,
 };
@@ -50,9 +50,9 @@ use axum::Router;
 use embeddings::EmbeddingWorker;
 pub use grammar::{CHECK_GRAMMARS, check_grammars};
 use grammar::{Grammars, MaskPool};
-use lock::lock;
 use metrics::Metrics;
 use preparation::Preparation;
+use startup::{STACK, check_address_space, check_threads};
 use steps::Steps;
 use unsent::UnsentBytes;
 use worker::Worker;
@@ -316,8 +316,6 @@ impl ServerOptions {
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time to wait for the engine's thread at shutdown.
 const ENGINE_WAIT: Duration = Duration::from_secs(5);
-/// Stack size of the runtime's threads, in bytes.
-const STACK: usize = 16 << 20;
 
 /// A server that listens on its port.
 pub struct Server {
@@ -348,73 +346,6 @@ struct OpenModel {
 
 /// Number of threads that serve connections.
 const RUNTIME_THREADS: usize = 2;
-
-/// Starts and ends `count` threads, to find out whether the system allows them. The runtime panics or hangs if it cannot start a thread.
-///
-/// # Errors
-/// [`Error::InvalidUse`] if the system refuses a thread.
-fn check_threads(count: usize) -> Result<()> {
-    let (release, gate) = std::sync::mpsc::channel::<()>();
-    let gate = Arc::new(Mutex::new(gate));
-    let refused = std::thread::scope(|scope| {
-        let (mut refused, mut threads) = (None, Vec::new());
-        for number in 0..count {
-            let gate = gate.clone();
-            let wait = move || {
-                // Ends when `release` is dropped.
-                let _ = lock(&gate).recv();
-            };
-            let thread = std::thread::Builder::new().stack_size(STACK);
-            match thread.spawn_scoped(scope, wait) {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    refused = Some((number, error));
-                    break;
-                }
-            }
-        }
-        drop(release);
-        // The end of the scope does not wait until the system no longer counts the threads.
-        for thread in threads {
-            let _ = thread.join();
-        }
-        refused
-    });
-    match refused {
-        None => Ok(()),
-        Some((number, error)) => Err(Error::misuse(
-            format!("the server needs {count} threads, and the system refused the one after {number}: {error}"),
-            "raise the limits of processes (ulimit -u) and of memory (ulimit -v)",
-        )),
-    }
-}
-
-/// Address space that the server needs after its start, in bytes: some threads with large stacks, all threads that prepare requests, and
-/// the data of requests.
-fn needed_address_space() -> u64 {
-    let stacks = 2 * large_stack::STACK + Preparation::threads() * STACK;
-    (stacks + (768 << 20)) as u64
-}
-
-/// Checks that the process may use enough memory for requests. Otherwise, an allocation would fail later and end the process.
-///
-/// # Errors
-/// [`Error::InvalidUse`] with both sizes.
-fn check_address_space() -> Result<()> {
-    let (free, needed) = (large_stack::free_address_space(), needed_address_space());
-    if free >= needed {
-        return Ok(());
-    }
-    let mib = |bytes: u64| bytes >> 20;
-    Err(Error::misuse(
-        format!(
-            "the server needs {} MiB of address space for requests, and has {} MiB",
-            mib(needed),
-            mib(free)
-        ),
-        "raise the limit of memory (ulimit -v)",
-    ))
-}
 
 impl Server {
     /// Opens the model and listens on the port.

@@ -274,7 +274,7 @@ pub(super) fn removed_texts(source: &str) -> Vec<String> {
     literals.filter(|literal| !literal.is_empty()).collect()
 }
 
-/// Adds the candidates in all texts of the JSON, as bits, also those in the form of an escape.
+/// Sets the bits of all candidates that texts of the JSON contain, as characters or as escapes.
 fn add_used(json: &Json, used: &mut u128) {
     match json {
         Json::String(text) => add_used_of(text, used),

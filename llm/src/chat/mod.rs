@@ -162,7 +162,7 @@ impl Mark {
 /// Roles that a template may support although its source does not contain their names, as in ChatML.
 const COMMON_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
-/// Checks that ids of tool calls are texts: some templates compare each with all others, which takes long for lists.
+/// Checks that ids of tool calls are texts or numbers. Some templates compare all pairs of ids, which is slow for lists.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] with the name of the field.
@@ -373,8 +373,8 @@ impl ChatTemplate {
         Ok(rendered)
     }
 
-    /// Maps `developer` to `system`, and returns the roles that the template may drop: common ones that it does not name, and
-    /// others whose names it contains.
+    /// Maps `developer` to `system`. Returns the roles that the template may drop: common roles that it does not name, and other roles
+    /// that it names.
     fn check_roles(&self, messages: &mut [Json], has_tools: bool) -> Result<Vec<String>> {
         let source = match (has_tools, self.sources[1].as_str()) {
             (true, source) if !source.is_empty() => source,

@@ -296,8 +296,7 @@ impl Gguf {
                 )));
             }
         }
-        // 0 means the usual setting: shares of a softmax, unchanged. In gpt-oss, it may be said that the softmax is the one of the chosen
-        // experts.
+        // 0 means the usual setting: shares of a softmax, unchanged. Files of gpt-oss may specify a softmax of the chosen experts.
         const OF_CHOSEN: f64 = 3.0;
         for key in ["expert_weights_scale", "expert_gating_func"] {
             let given = self.float(&self.own(key)?)?;

@@ -19,10 +19,10 @@ pub(crate) enum Arrangement {
     Pairs(usize),
     /// Every `step`-th number of longer rows, from number `first` on.
     Every { first: usize, step: usize },
-    /// Matrices that are stored as their transposes, among the columns of others: every `step`-th column from column `first` on.
+    /// Transposed matrices: each row is a column of a larger matrix in the file. Columns begin at `first` and are `step` apart.
     Columns { first: usize, step: usize },
-    /// Blocks of MXFP4 without their scales, which are at these bytes of the file: every `step`-th row of larger matrices, from row
-    /// `first` on. A byte has two adjacent numbers, the first one in its lower half (checkpoints of gpt-oss).
+    /// Blocks of MXFP4 whose scales are a separate range of the file (checkpoints of gpt-oss). Rows belong to a larger matrix, begin at
+    /// row `first`, and are `step` apart. A byte contains two adjacent numbers, the first one in its lower half.
     SplitMxfp4 {
         first: usize,
         step: usize,

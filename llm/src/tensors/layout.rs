@@ -268,8 +268,8 @@ pub(crate) const GPT_OSS_ROUTER: [&str; 2] = [".mlp.router.", ".mlp.gate."];
 /// Parameter that only layers of gpt-oss have.
 const SINKS: &str = ".self_attn.sinks";
 
-/// Replaces the experts of gpt-oss by tensors in the usual layout: those of its gates and up-projections, which alternate, and of
-/// transposed or packed matrices. Renames its routers.
+/// Converts the experts of gpt-oss to the usual layout: separates gates and up-projections, whose columns alternate, and describes
+/// transposed and packed matrices. Renames routers.
 ///
 /// # Errors
 /// A file has packed matrices without their scales; as of [`rename`].

@@ -31,7 +31,7 @@ pub struct ShortConv {
     out_proj: Linear,
 }
 
-/// Where a step with a cache finds earlier tokens.
+/// Locations of earlier tokens for a step with a cache.
 #[derive(Clone, Copy, Debug)]
 pub struct EarlierRows {
     /// Rows of the cache that contain the tokens before each row, the latest first: `u32 [..., rows, taps - 1]`. They are

@@ -236,7 +236,7 @@ impl LlamaConfig {
         (count > 0).then(|| g.input_u32(EARLIER_ROWS, &[rows, &[count]].concat()))
     }
 
-    /// Registers the caches of all layers, which are not trained. `rows` is their shape without the width of a row.
+    /// Registers the caches of all layers, which are not trained. `rows` contains their axes except the last one.
     #[track_caller]
     fn caches(&self, g: &mut Graph, rows: &[usize], earlier: Option<NodeId>) -> Vec<KvCache> {
         let of_layer = |layer| {

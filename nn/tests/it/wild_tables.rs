@@ -398,6 +398,6 @@ mod parquet {
 #[cfg(not(feature = "parquet"))]
 #[test]
 fn parquet_needs_its_feature() {
-    let error = read(b"PAR1....PAR1", &options()).expect_err("no feature");
+    let error = read(b"PAR1\x15\x04\x15\x00PAR1", &options()).expect_err("no feature");
     assert!(error.contains("--features parquet"), "{error}");
 }

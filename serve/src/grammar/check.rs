@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::merged::Merger;
 use super::numbers::{Bounds, Multiples};
-use super::{Grammar, cost, quotes};
+use super::{Grammar, cost, optional, quotes};
 
 /// Maximum number of values of a schema: objects, lists, texts, numbers.
 const MAX_VALUES: usize = 20_000;
@@ -18,8 +18,6 @@ const MAX_VALUES: usize = 20_000;
 const MAX_REFERENCES: usize = 1_000;
 /// Maximum number of names or choices in one list or object of a schema.
 const MAX_NAMES: usize = 1_000;
-/// Maximum number of names of an object that are not required. The parser has four items for each in a row, of at most 2,000.
-const MAX_OPTIONAL: usize = 480;
 /// Maximum number of `patternProperties` of a schema: the compiler compares each pair of patterns, and each with all names.
 const MAX_PATTERN_PROPERTIES: usize = 32;
 /// Maximum number of patterns whose intersection the compiler may have to build: its time grows exponentially with it.
@@ -118,23 +116,6 @@ fn check_names(names: usize) -> Result<()> {
     Ok(())
 }
 
-/// Checks the number of names in `properties` that are not `required`.
-fn check_optional(fields: &serde_json::Map<String, Value>) -> Result<()> {
-    let Some(properties) = fields.get("properties").and_then(Value::as_object) else {
-        return Ok(());
-    };
-    let required = fields.get("required").and_then(Value::as_array).into_iter().flatten();
-    let required = required.filter_map(Value::as_str);
-    let required: std::collections::HashSet<&str> = required.filter(|name| properties.contains_key(*name)).collect();
-    let optional = properties.len() - required.len();
-    if optional > MAX_OPTIONAL {
-        return Err(too_large(format!(
-            "expected at most {MAX_OPTIONAL} names of an object that are not required, found {optional}"
-        )));
-    }
-    Ok(())
-}
-
 fn check_bytes(bytes: usize) -> Result<()> {
     if bytes > MAX_BYTES {
         return Err(too_large(format!("expected at most {MAX_BYTES} bytes, found {bytes}")));
@@ -199,7 +180,7 @@ pub(super) fn schema(schema: &Value) -> Result<u64> {
                 multiples.add(fields)?;
                 bounds.add(fields);
                 check_reference(fields)?;
-                check_optional(fields)?;
+                optional::check(fields)?;
                 has_base |= !std::ptr::eq(value, root) && fields.get("$id").is_some_and(Value::is_string);
                 objects.push(value);
                 if !std::ptr::eq(value, root) && has_options(fields) {

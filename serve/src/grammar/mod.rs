@@ -7,6 +7,7 @@ mod mask_pool;
 mod masks;
 mod merged;
 mod numbers;
+mod optional;
 mod quotes;
 mod trial;
 

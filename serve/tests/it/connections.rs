@@ -107,7 +107,7 @@ fn a_client_of_http10_that_closes_its_side_is_soon_gone() {
     let request = |max_tokens: usize, n: usize| {
         let body = json!({"prompt": "a", "max_tokens": max_tokens, "ignore_eos": true, "n": n}).to_string();
         let head = format!(
-            "POST /v1/completions HTTP/1.0\r\nContent-Length: {}\r\n\r\n",
+            "POST /v1/completions HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
             body.len()
         );
         head + &body

@@ -533,7 +533,7 @@ impl Cached {
         unsafe { self.sequences(unit, cx, bring) };
     }
 
-    /// Writes the results of a unit: the sums of values divided by the sums of numerators, to which a sink adds its own.
+    /// Writes the results of a unit: the sums of values divided by the sums of numerators, including the numerators of sinks.
     ///
     /// # Safety
     /// No other code may access these results meanwhile, or write the sinks.
