@@ -36,28 +36,9 @@ pub(crate) fn channels_last(graph: &Graph, target: &dyn Target, pass: Pass) -> R
     if !graph.nodes().iter().any(starts) {
         return Ok(None);
     }
-    let (converted, counts) = Conversion::of(graph)?;
-    log::debug!("channels last: {counts:?}");
-    // The first and the last image need one each.
-    if counts.permutations > 2 + counts.convolutions / CONVOLUTIONS_OF_PERMUTATION {
-        return Ok(None);
-    }
+    let converted = Conversion::of(graph)?;
     let is_faster = pass.cost(&converted.graph, target)? < pass.cost(graph, target)?;
     Ok(is_faster.then_some(converted))
-}
-
-/// Minimum number of convolutions for each permutation of an image. A permutation reads and writes an image, and
-/// prevents the fusion of calls before and after it. The cost model ignores the latter. Depthwise convolutions have no channels-last
-/// form, so every second convolution of MobileNetV2 needs permutations: CUDA takes 1.46 ms instead of 1.05 (8 images, H200).
-const CONVOLUTIONS_OF_PERMUTATION: usize = 2;
-
-/// Numbers of a conversion.
-#[derive(Clone, Copy, Debug, Default)]
-struct Counts {
-    /// Convolutions in channels-last layout.
-    convolutions: usize,
-    /// Permutations of images.
-    permutations: usize,
 }
 
 /// The new values of a value of the source graph, in both layouts.
@@ -88,7 +69,6 @@ struct Values {
     images: HashMap<Value, Layouts>,
     /// Maps the original weights to the weights in the axis order of channels-last convolutions.
     weights: HashMap<Value, Value>,
-    counts: Counts,
 }
 
 impl Values {
@@ -103,16 +83,12 @@ impl Values {
             (ImageLayout::Nchw, Some(first), _) => first,
             (ImageLayout::Nhwc, _, Some(last)) => last,
             (ImageLayout::Nchw, None, last) => {
-                let last = last.unwrap_or(value);
-                self.counts.permutations += usize::from(has_pixels(graph, last, 1));
-                let first = graph.to_channels_first(last);
+                let first = graph.to_channels_first(last.unwrap_or(value));
                 known.first = Some(first);
                 first
             }
             (ImageLayout::Nhwc, first, None) => {
-                let first = first.unwrap_or(value);
-                self.counts.permutations += usize::from(has_pixels(graph, first, 2));
-                let last = graph.to_channels_last(first);
+                let last = graph.to_channels_last(first.unwrap_or(value));
                 known.last = Some(last);
                 last
             }
@@ -177,7 +153,7 @@ struct Conversion<'a> {
 }
 
 impl<'a> Conversion<'a> {
-    fn of(source: &'a Graph) -> Result<(ConvertedGraph, Counts)> {
+    fn of(source: &'a Graph) -> Result<ConvertedGraph> {
         let operands = source.nodes().iter().flat_map(|node| node.inputs.iter().copied());
         let mut conversion = Conversion {
             source,
@@ -206,7 +182,7 @@ impl<'a> Conversion<'a> {
             Some((id, places[node.index()]?))
         });
         let moved = moved.collect();
-        Ok((ConvertedGraph { graph, moved }, values.counts))
+        Ok(ConvertedGraph { graph, moved })
     }
 
     /// Converts a node of the source graph: adds it in its channels-last form if its operands are available in that
@@ -242,7 +218,6 @@ impl<'a> Conversion<'a> {
         };
         let follows = || node.inputs.iter().any(|&v| self.values.is_last_alone(v));
         let provenance = self.source.provenance(id);
-        let starts = matches!(op.get().channels_last(), ChannelsLast::Starts(_));
         let rule = match op.get().channels_last() {
             ChannelsLast::Pointwise if follows() && node.outputs.iter().all(|ty| ty.shape.rank() == 4) => {
                 let operands = self.operands_of_image(node);
@@ -271,7 +246,6 @@ impl<'a> Conversion<'a> {
         {
             return Err(failed("its form has other results".into()));
         }
-        self.values.counts.convolutions += usize::from(starts && results.is_some());
         Ok(results)
     }
 
@@ -305,12 +279,6 @@ impl<'a> Conversion<'a> {
         let missing = used.get(results.len()..);
         missing.is_some_and(|missing| !missing.contains(&true)) && results.iter().zip(&node.outputs).all(fits)
     }
-}
-
-/// Returns true if an image, whose height and width are the axes from `first` on, has several pixels. Others, such as biases of
-/// channels, are small.
-fn has_pixels(graph: &Graph, image: Value, first: usize) -> bool {
-    graph.shape(image).iter().skip(first).take(2).product::<usize>() > 1
 }
 
 /// Returns `true` if a value is a single number.
