@@ -50,9 +50,7 @@ impl Operator for Argmin {
     }
 
     fn index_result(&self, call: &Call) -> Option<(usize, usize)> {
-        let shape = &call.inputs.first()?.shape;
-        let axis = shape.axis(call.attrs.int("axis").ok()?).ok()?;
-        Some((0, shape[axis]))
+        Argmax.index_result(call)
     }
 
     fn gradient(&self) -> Gradient<'_> {

@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use super::arg_reduce::Argmax;
 use super::gather::around_axis;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
@@ -70,9 +71,8 @@ impl Operator for TopK {
     }
 
     fn index_result(&self, call: &Call) -> Option<(usize, usize)> {
-        let shape = &call.inputs.first()?.shape;
-        let axis = shape.axis(call.attrs.int("axis").ok()?).ok()?;
-        Some((1, shape[axis]))
+        let (_, bound) = Argmax.index_result(call)?;
+        Some((1, bound))
     }
 
     fn gradient(&self) -> Gradient<'_> {

@@ -116,6 +116,11 @@ fn probabilities(g: &mut Graph, scores: NodeId, sinks: Option<NodeId>) -> (NodeI
     (g.div(e, sum), [max, sum])
 }
 
+/// Returns the order of axes that swaps the last two of `rank` axes.
+fn last_two_swapped(rank: i32) -> Vec<i32> {
+    (0..rank - 2).chain([rank - 1, rank - 2]).collect()
+}
+
 /// Returns empty results, for empty operands.
 fn empty_results(cx: &mut Expansion) -> Vec<Value> {
     let types = cx.outputs.iter();
@@ -210,9 +215,7 @@ impl Operator for Attention {
             let product = cx.mul(dout, out);
             let product = cx.reshape(product, &split);
             let sums = cx.sum(product, &[-1], false);
-            let mut axes: Vec<i32> = (0..rank - 2).collect();
-            axes.extend([rank - 1, rank - 2]);
-            let mut delta = cx.permute(sums, &axes);
+            let mut delta = cx.permute(sums, &last_two_swapped(rank));
             if let Some(dlse) = cx.try_grad(1) {
                 delta = cx.sub(delta, dlse);
             }
@@ -434,10 +437,7 @@ impl Graph {
         let difference = self.sub(self.port(y, 1), sinks);
         let factor = self.sigmoid(difference);
         // `[batch..., heads, rows]` becomes `[batch..., rows, heads, 1]`.
-        let rank = shape.len() as i32;
-        let mut axes: Vec<i32> = (0..rank - 2).collect();
-        axes.extend([rank - 1, rank - 2]);
-        let factor = self.permute(factor, &axes);
+        let factor = self.permute(factor, &last_two_swapped(shape.len() as i32));
         let factor = self.reshape(factor, &[rows, &[heads, 1]].concat());
         let split = self.reshape(y, &[rows, &[heads, options.head_dim as usize]].concat());
         let scaled = self.mul(split, factor);
