@@ -101,7 +101,7 @@ pub(super) struct Conversion {
 }
 
 impl Gguf {
-    pub(super) fn list(&self, key: &str) -> Result<Option<&List>> {
+    fn list(&self, key: &str) -> Result<Option<&List>> {
         self.typed(key, "no list", |value| match value {
             Value::List(list) => Some(list),
             _ => None,
