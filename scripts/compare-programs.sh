@@ -17,10 +17,8 @@ same=0
 different=0
 # Compares the files NAME of both programs.
 compare() {
-    if [ -f "$work/0/$1" ] && cmp -s "$work/0/$1" "$work/1/$1"; then
+    if cmp -s "$work/0/$1" "$work/1/$1"; then
         same=$((same + 1))
-    elif [ ! -f "$work/0/$1" ]; then
-        echo "$1: OLD cannot compute it"
     else
         different=$((different + 1))
         echo "$1: differs"
@@ -43,6 +41,11 @@ for folder in "$fixtures"/*/; do
             timeout 120 "${programs[i]}" generate --no-plan-cache --device cpu --model "$folder" --weights $weights --temperature 0 \
                 --prompt-ids "$(seq -s, 3 40)" --max-tokens 30 --logits "$work/$i/$model-$weights.npy" >/dev/null 2>&1 || true
         done
+        # OLD may not know the model.
+        if [ ! -f "$work/0/$model-$weights.npy" ]; then
+            echo "$model in $weights: OLD cannot compute it, so that the model is skipped"
+            break
+        fi
         compare "$model-$weights.npy"
     done
 done
