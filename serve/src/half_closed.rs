@@ -29,12 +29,11 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// First and maximum pause between two checks; each pause is twice the previous one.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(2);
-/// Length of the pause after which a client of HTTP/1.0 counts as disconnected. All pauses up to it take about twice as long.
+/// Pause after which an HTTP/1.0 client counts as disconnected. The pauses double, so the sum of all pauses is about twice this value.
 const LONGEST_HTTP10_LOOK: Duration = Duration::from_millis(800);
 /// Pause between two checks whether the input has ended although the HTTP layer does not read.
 const CONNECTED_LOOK: Duration = Duration::from_millis(500);
-/// Length of the pause after which an incomplete body counts as cut off. All pauses up to it add up to about twice its
-/// length.
+/// Pause after which an incomplete body counts as cut off. The sum of all pauses is about twice this value.
 const LONGEST_BODY_LOOK: Duration = Duration::from_millis(400);
 
 /// TCP stream that hides the end of its input while a request is answered and the client is still connected.

@@ -162,7 +162,7 @@ impl Mark {
 /// Roles that a template may support although its source does not contain their names, as in ChatML.
 const COMMON_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
-/// Checks that ids of tool calls are texts or numbers. Some templates compare all pairs of ids, which is slow for lists.
+/// Checks the type of tool call ids: text or number. A comparison of two lists takes long, and some templates compare all pairs of ids.
 ///
 /// # Errors
 /// [`Error::InvalidUse`] with the name of the field.

@@ -236,7 +236,8 @@ impl LlamaConfig {
         (count > 0).then(|| g.input_u32(EARLIER_ROWS, &[rows, &[count]].concat()))
     }
 
-    /// Registers the caches of all layers, which are not trained. `rows` contains their axes except the last one.
+    /// Registers the caches of all layers as parameters that are not trained. A cache has the shape `[rows..., width]`; the width depends
+    /// on the layer.
     #[track_caller]
     fn caches(&self, g: &mut Graph, rows: &[usize], earlier: Option<NodeId>) -> Vec<KvCache> {
         let of_layer = |layer| {
