@@ -251,7 +251,14 @@ const CPU_LAYERS: &[&[&str]] = &[
 
 /// Layers of language models: files, their contents, a model with its weights, text.
 const LLM_LAYERS: &[&[&str]] = &[
-    &["files", "pooling", "processor_time", "softmax", "special"],
+    &[
+        "files",
+        "large_stack",
+        "pooling",
+        "processor_time",
+        "softmax",
+        "special",
+    ],
     &["template"],
     &["sampling", "tensors"],
     &["adapters", "gguf"],
